@@ -320,7 +320,9 @@ class LocalJob(google.protobuf.message.Message):
 
     @property
     def accused_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """With `suspended`: nodes of the hosts with which this one could not talk itself, whatever others have told it."""
+        """With `suspended`: nodes of the hosts with which this one could not talk itself, whatever others have told it. Its
+        own, where its daemon was started again: no link is to blame.
+        """
 
     def __init__(
         self,

@@ -96,8 +96,11 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     no step was made since, the hosts that can't talk with each other are parted when all have spoken."""
     suspended = evidence.suspended
     anew = _anew(job, now, options)
-    stalls = 1 if anew else job.stalls + 1
-    told = ((host.node_id, other) for host in job.hosts for other in host.accused)
+    # Hosts whose daemon was started again, or replaced, name themselves: no link is broken, and nothing has stalled.
+    began = {host.node_id for host in job.hosts if host.node_id in host.accused}
+    stalls = (0 if anew else job.stalls) + (not began)
+    told = ((host.node_id, other) for host in job.hosts for other in host.accused if host.node_id not in began)
+    told = (pair for pair in told if pair[1] not in began)
     pairs = pairs_between((*(() if anew else job.accusations), *told), (host.node_id for host in job.hosts))
     known = {node_id for node_id, _, _ in job.put_out}  # who comes back with a broken link has had its chance
     parting = bool(pairs) and (stalls > 1 or any(known.intersection(pair) for pair in pairs))

@@ -229,6 +229,7 @@ def resumed(
         ),
         leaving=tuple(replace(found(Rank(0, member)), ends_by=leave_by) for member in beside.leaving),
         suspended=f"the daemon on node {job.node_id} was {how}",
+        accused=(job.node_id,),  # nobody else is to blame
         takes_newcomers=beside.takes_newcomers,
     )
 

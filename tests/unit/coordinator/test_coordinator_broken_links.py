@@ -140,6 +140,18 @@ def test_a_broken_link_parts_a_job_at_the_second_stall() -> None:
     assert c.job.state is JobState.RUNNING and not c.job.accusations
 
 
+def test_daemons_that_were_started_again_are_no_broken_links() -> None:
+    """An upgrade replaces one after the other, and no step is made in between."""
+    c = Cluster("ab")
+    for began, other in ("ab", "ba", "ab"):
+        c.says(other, suspended="it closed the connection", suspended_nodes=(began,), accused=(began,))
+        c.says(began, suspended="its daemon was replaced", accused=(began,))
+        c.decide()
+        c.decide(OPTIONS.regroup_s)
+        c.enter()
+    assert c.members() == [("a", [0, 1]), ("b", [2, 3])] and c.job.generation == 4 and not c.job.stalls
+
+
 def test_what_was_seen_in_the_first_stall_counts_in_the_second() -> None:
     """Each host sees one link at a time: the one that it waits for first."""
     c = Cluster("abcd", most=4)
