@@ -206,7 +206,9 @@ class Hello(google.protobuf.message.Message):
     """Versions of this protocol that the daemon speaks: up to the first, down to the second (base/protocol). 0: bagua 0.1."""
     oldest_protocol: builtins.int
     wire_version: builtins.int
-    """Of all that hosts and ranks of a job say to each other: a job is placed over nodes of one number. 0: unknown."""
+    """The wire version, of all that hosts and ranks of a job say to each other: a job is placed over nodes of one number.
+    0: unknown.
+    """
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""

@@ -68,7 +68,7 @@ class Access:
         return session
 
     def proof(self, session: str) -> str:
-        """What the page shows with the cookie of that session."""
+        """Returns the proof that the page shows with the cookie of that session."""
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def _note_wrong(self, request: Request) -> None:

@@ -107,7 +107,8 @@ class Chaos:
                     break
                 self._play(fault, trained)
         except ServiceError as error:
-            self._broke(trained, f"{self.findings.played[-1].kind}: {error}")
+            played = self.findings.played
+            self._broke(trained, f"{played[-1].kind if played else 'before the first fault'}: {error}")
         self._end_job(trained)
 
     def _start_nodes(self) -> None:

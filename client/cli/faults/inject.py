@@ -180,8 +180,8 @@ class Injector:
         service.process.kill()
 
     def _break_path(self, kind: Kind, node: str, trained: Trained) -> None:
-        """Who is out is the coordinator's decision; those that are left must go on, during it and afterwards. Who was
-        put out for its links is started anew, as an operator does who has mended them."""
+        """Breaks links of a host. The coordinator decides which hosts are out; the others must go on, meanwhile and
+        afterwards. A host that was put out is started anew, as by an operator who has mended its links."""
         assert kind.rule is not None
         rule, firewall = kind.rule, self._cluster.firewalls[node]
         names = list(trained.ranks)

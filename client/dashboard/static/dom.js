@@ -32,7 +32,7 @@ export class Refused extends Error {
   constructor(status, words) { super(words); this.status = status; }
 }
 
-// What this origin keeps beside the cookie, which goes to all ports of the host: both together are a session.
+// The proof that this origin keeps beside the cookie, which goes to all ports of the host: both together are a session.
 export const proof = () => localStorage.getItem("bagua-proof") || "";
 
 export async function ask(path, body) {

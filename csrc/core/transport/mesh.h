@@ -85,8 +85,8 @@ class Mesh {
   void wake();
   // The peer whose loss or silence was the error of poll(); -1: it was none.
   int failed_peer() const { return shared_.failed_peer; }
-  // That peer, and those from which a word or a connection has been missing for half of the time after which they
-  // would be lost: where a network breaks, the first loss hides the others.
+  // Peers that seem lost: the failed one, and all from which a word or a connection has been missing for half of the
+  // time after which they would be lost. Where a network breaks, the first loss hides the others.
   std::vector<int> suspects(int64_t now_ns) const;
 
   // `peer` has said goodbye: it starts nothing new. The end of its connections is an error only if messages from it or

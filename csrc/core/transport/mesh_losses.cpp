@@ -10,7 +10,7 @@ namespace bagua::mesh {
 namespace {
 
 constexpr int64_t kInspectNs = kNsPerS;  // how often connections are inspected while the caller waits
-// Who has not looked for so long stood still itself, and has not read what peers said.
+// A mesh that has not looked for so long stood still itself, and has not read what peers said.
 constexpr int64_t kStandstillNs = 3 * kNsPerS;
 // After the first stream of a peer has closed, its other streams may still deliver data in flight for this time.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;

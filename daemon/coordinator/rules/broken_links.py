@@ -95,7 +95,7 @@ def _matching(graph: Graph) -> int:
 
 
 def _greedy(hosts: Sequence[HostRecord], graph: Graph) -> frozenset[int]:
-    """Who has most edges leaves, until none is left; then whoever is not needed for that stays."""
+    """Takes out the host with most edges until no edge is left, then puts back hosts that need not have gone."""
     edges, out = {place: len(others) for place, others in graph.items()}, set[int]()
     while any(edges.values()):
         most = max(edges, key=lambda place: (edges[place], -hosts[place].nranks, hosts[place].new, place))

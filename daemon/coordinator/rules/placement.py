@@ -36,8 +36,8 @@ def keep(spec: JobSpec, nodes: Iterable[NodeView]) -> frozenset[str]:
 
 
 def _alike(nodes: Iterable[NodeView], enough: int) -> Sequence[NodeView]:
-    """Those of ``nodes`` that can talk with each other: where releases are mixed, of the most, up to ``enough``, and of
-    the newest."""
+    """Returns the largest group of ``nodes`` that can talk with each other. Groups of at least ``enough`` count as
+    equal; of equal ones the newest release."""
     found = _by_wire_version(nodes)
     return max(found.values(), key=lambda some: (min(len(some), enough), some[0].wire_version), default=())
 

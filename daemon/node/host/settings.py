@@ -33,9 +33,8 @@ LOCK_S = 2.0
 class Settings:
     """Settings of the daemon, as given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were
     not asked for. ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after
-    SIGTERM. ``echo``: ranks' output goes to stdout,
-    too. ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder.
-    ``run_as``: None: ranks run as the daemon's user.
+    SIGTERM. ``echo``: ranks' output goes to stdout, too. ``keeper_fd``: socket of the keeper. ``log_dir``: where logs
+    of ranks lie; None: in the state folder. ``run_as``: None: ranks run as the daemon's user.
     """
 
     coordinator: str

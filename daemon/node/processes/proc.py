@@ -91,7 +91,7 @@ def limit_mark(marks: Collection[bytes]) -> int:
 
 @contextlib.contextmanager
 def marked(mark: int) -> Iterator[None]:
-    """What this process starts meanwhile has that mark. 0: none."""
+    """Marks all that this process starts meanwhile. 0: nothing."""
     before = resource.getrlimit(_FILE_LOCKS)
     with contextlib.suppress(OSError, ValueError):  # somebody has set a hard limit
         resource.setrlimit(_FILE_LOCKS, (mark or before[0], before[1]))
@@ -103,8 +103,8 @@ def marked(mark: int) -> Iterator[None]:
 
 def members(leaders: Mapping[int, int], marks: Collection[bytes], root: int = 0) -> list[ProcessStatus]:
     """Living processes of a job, never this one: those with all of ``marks`` in the environment that they were started
-    with, those with its ``limit_mark``, and those in the session of a rank (``leaders``: pid ->
-    start time) below the process ``root`` (0: this)."""
+    with, those with its ``limit_mark``, and those in the session of a rank (``leaders``: pid -> start time)
+    below the process ``root`` (0: this)."""
     table, root = all_processes(), root or os.getpid()
     return [
         status
@@ -141,10 +141,12 @@ def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus], ancesto
 
 
 def _has_marks(pid: int, marks: Collection[bytes]) -> bool:
-    try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
-        limits = (_PROC / str(pid) / "limits").read_text()
-    except OSError:
+    if not marks:
         return False
-    limit = limits.partition("Max file locks ")[2].split(maxsplit=1)[:1]
-    return bool(marks) and (set(marks) <= set(environ.split(b"\0")) or limit == [str(limit_mark(marks))])
+    with contextlib.suppress(OSError):  # every user may read the limits of a process, and only its own the environment
+        limits = (_PROC / str(pid) / "limits").read_text()
+        if limits.partition("Max file locks ")[2].split(maxsplit=1)[:1] == [str(limit_mark(marks))]:
+            return True
+    with contextlib.suppress(OSError):
+        return set(marks) <= set((_PROC / str(pid) / "environ").read_bytes().split(b"\0"))
+    return False

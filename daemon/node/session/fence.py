@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than a timer believes
-# What the coordinator, or another one on its database, has decided before it heard of this node is told by then.
+# Time in which a decision arrives that the coordinator, or another one on its database, took before it heard of this
+# node.
 SETTLE_S = 3.0
 
 

@@ -21,9 +21,8 @@ class Lease:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self.standstill = Standstill()
-        self.answered = (
-            -math.inf
-        )  # when the newest heartbeat was sent that was acknowledged on this stream, after Welcome
+        # When the newest heartbeat was sent that was acknowledged on this stream, after Welcome.
+        self.answered = -math.inf
         self._renewed = 0.0
         self._lease_s = 0.0
         self._fence_s = 0.0  # 0: no coordinator has asked for a fence
