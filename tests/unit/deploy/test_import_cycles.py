@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 LOADED_LATE = {
+    "bagua.base.system_limits": "Windows lacks `resource`, and the command line is imported there, to refuse in words",
     "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
     "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
     "bagua.client.packing": "a client packs seldom, and the library for patterns takes as long as a call",
