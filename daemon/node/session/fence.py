@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than a timer believes
+HOLD_S = 0.2  # between two looks at what is held: somebody else may have continued it
 # Time in which a decision arrives that the coordinator, or another one on its database, took before it heard of this
 # node.
 SETTLE_S = 3.0
@@ -70,7 +71,8 @@ class Fence:
             self.over()
             now = boottime()
             ends = [self._end_of(name, patience_s) for name, patience_s in self._patience().items()]
-            wait_s = min(max(min(ends, default=math.inf) - now, 0.01), LOOK_S) if ends else None
+            look_s = HOLD_S if self._held else LOOK_S
+            wait_s = min(max(min(ends, default=math.inf) - now, 0.01), look_s) if ends else None
             self.lease.standstill.expect(math.inf if wait_s is None else now + wait_s)
             self._wake.clear()
             try:
@@ -90,7 +92,7 @@ class Fence:
         self._told &= here.keys()
         ending = set() if acted <= self._over_at else here.keys() - spared
         self._over_at = max(self._over_at, acted)
-        if self._hold(now, here) or self._let_go(now, here):
+        if self._hold(now, here) or self._let_go(now, here) or self._held:
             self.update()
         for name, patience_s in here.items():
             if now >= (deadline := self._end_of(name, patience_s)):
@@ -154,8 +156,9 @@ class Fence:
         deadlines = {name: self.lease.deadline(patience_s) for name, patience_s in here.items()}
         deadlines |= {name: held.deadline for name, held in self._held.items() if name in here}
         shown = {name: (at, name in self._held) for name, at in deadlines.items()}
-        for name in (name for name in shown if shown[name] != self._shown.get(name)):
-            self._on_fence(name, *shown[name])
+        for name, (at, held) in shown.items():
+            if held or self._shown.get(name) != (at, held):
+                self._on_fence(name, at, held)
         self._shown = shown
         deadline = min(deadlines.values(), default=math.inf)
         later = {name: at for name, at in deadlines.items() if at > deadline}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -145,9 +146,10 @@ async def asleep(end, daemon, script, ticks, sleeps_on=None, **spec):
 
 
 async def still(ranks, ticks):
-    """How far the ranks had come when they were stopped again."""
-    while any(psutil.Process(pid).status() != psutil.STATUS_STOPPED for pid in ranks):
-        await asyncio.sleep(0.02)
+    """How far the ranks had come when they were stopped again, or ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while any(psutil.Process(pid).status() != psutil.STATUS_STOPPED for pid in ranks):
+            await asyncio.sleep(0.02)
     return ticks.stat().st_size
 
 
@@ -184,11 +186,15 @@ async def test_ranks_that_were_given_up_meanwhile_do_nothing_more(end, daemon, s
 
 @pytest.mark.parametrize("who", ["the keeper", "the daemon"])
 async def test_whoever_wakes_up_first_holds_the_ranks(end, daemon, script, until_gone, tmp_path, who):
-    """The other one sleeps on; then nobody answers."""
+    """The other one sleeps on; then nobody answers. Ranks that somebody else continues are stopped again."""
     ticks = tmp_path / "ticks"
     sleeps_on = psutil.Process(daemon.pid) if who == "the daemon" else daemon.proper()
     ranks = await asleep(end, daemon, script, ticks, sleeps_on=sleeps_on)
     try:
+        await still(ranks, ticks)
+        for pid in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).resume()
         computed = await still(ranks, ticks)
         if who == "the keeper":
             await until_gone(ranks, 60)
