@@ -132,8 +132,9 @@ class Cluster:
         trouble = None if coordinator is None else trouble_of(coordinator)
         return Pods(daemons, coordinator is not None, trouble, next(filter(None, map(_starting, found)), None))
 
-    def told(self, namespace: str, name: str, *reasons: str) -> Trouble | None:
-        """Returns the last event about the object of this name with one of these reasons."""
+    def told(self, namespace: str, name: str, since: float, *reasons: str) -> Trouble | None:
+        """Returns the last event about the object of this name with one of these reasons; of earlier ones of its name
+        there may be others. ``since``: seconds since the epoch."""
         about: dict[str, Any] = {"involvedObject.name": name}
         try:
             events = [dict(one) for one in self._client.list(KINDS["Event"], namespace=namespace, fields=about)]
@@ -141,8 +142,8 @@ class Cluster:
             if error.status.code != FORBIDDEN:
                 raise
             return None
-        told = [one for one in events if one.get("reason") in reasons]
-        last = max(told, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""), default=None)
+        told = [one for one in events if one.get("reason") in reasons and _happened(one) >= since]
+        last = max(told, key=_happened, default=None)
         return None if last is None else Trouble(last["reason"], f"{name}: {last.get('message', '')}")
 
     def hashes(self, namespace: str, name: str, uid: str) -> tuple[dict[tuple[str, str], str], str]:
@@ -206,8 +207,8 @@ class Cluster:
         if manifest["kind"] == "Certificate":
             self._check_certificate_secret(manifest)
         found = self._find(kind, metadata["name"], namespace=metadata["namespace"])
-        if found is None:
-            self.create(manifest)
+        if found is None:  # a conflict means that another operator was faster: the next look decides anew
+            self._make(manifest)
             return
         check_owner(found, manifest)
         # A replacement of the version that was checked: it is refused if the object changes hands meanwhile.
@@ -221,14 +222,13 @@ class Cluster:
 
     def create(self, manifest: Manifest) -> bool:
         """Creates an object; false: the same BaguaJob has one of that name. Raises NotOwnedError if others have."""
-        kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
-        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
+        metadata = manifest["metadata"]
         try:
-            self._client.create(kind(body))
+            self._make(manifest)
         except ApiError as error:
             if error.status.code != CONFLICT:
                 raise
-            found = self._find(kind, metadata["name"], namespace=metadata["namespace"])
+            found = self._find(self._kinds[manifest["kind"]], metadata["name"], namespace=metadata["namespace"])
             if found is None:
                 raise
             check_owner(found, manifest)
@@ -286,6 +286,11 @@ class Cluster:
         self._client.create(KINDS["Event"](event))
 
     # ---- helpers
+
+    def _make(self, manifest: Manifest) -> None:
+        kind = self._kinds[manifest["kind"]]
+        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
+        self._client.create(kind(body))
 
     def _optional(self) -> set[str]:
         groups = {"scheduling.volcano.sh": "PodGroup", "cert-manager.io": "Certificate"}
@@ -365,16 +370,17 @@ def trouble_of(pod: Manifest) -> Trouble | None:
         waits = one.get("state", {}).get("waiting", {})
         if waits.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
             last = one.get("lastState", {}).get("terminated", {})
-            more = f" (it ended with {last.get('reason', '')}, code {last.get('exitCode')})" if last else ""
+            more = f" (it ended with {_last_words(last)})" if last else ""
             words = f"Pod {name}, container {one['name']}: {waits.get('message') or waits['reason']}{more}"
             return Trouble(waits["reason"], words)
     return None
 
 
 def _starting(pod: Manifest) -> tuple[str, float] | None:
-    """The name of a pod that a kubelet has taken, and that does not run yet, and when that was."""
+    """The name of a pod that a kubelet has taken, and that does not run yet, without a word, and when that was."""
     found = pod.get("status", {})
-    if found.get("phase") != "Pending" or "startTime" not in found or "deletionTimestamp" in pod["metadata"]:
+    starts = found.get("phase") == "Pending" and "startTime" in found and "deletionTimestamp" not in pod["metadata"]
+    if not starts or trouble_of(pod) is not None:
         return None
     return pod["metadata"]["name"], seconds_of(found["startTime"])
 
@@ -390,5 +396,17 @@ def _end(body: Manifest) -> str:
     words = [": ".join(part for part in (found.get("reason"), found.get("message")) if part)]
     for one in found.get("containerStatuses") or []:
         if one["name"] == CONTAINER and (over := one.get("state", {}).get("terminated")):
-            words.append(f"{over.get('reason') or 'its daemon ended'} (exit code {over.get('exitCode')})")
+            words.append(_last_words(over))
     return ", ".join(part for part in words if part)
+
+
+def _last_words(over: Manifest) -> str:
+    """Says how a container has ended, with the last line of what it, or who should have started it, has said."""
+    words = f"{over.get('reason') or 'its daemon ended'} (exit code {over.get('exitCode')})"
+    said = str(over.get("message") or "").split("\n")
+    return ": ".join([words, *[line.strip() for line in said if line.strip()][-1:]])
+
+
+def _happened(event: Manifest) -> float:
+    when = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+    return seconds_of(when) if when else 0.0

@@ -29,7 +29,8 @@ log = logging.getLogger("bagua.operator")
 LASTS_S = 300.0  # what was read is read again after so long, though nothing has told of a change
 RETRY_S = 1.0  # after an API that refused, or did not answer
 SOON_S = 0.2  # after a change that came in between
-LATE_S = 10.0  # a pod mostly runs so long after a kubelet has taken it, if its image is there
+# A pod mostly runs so long after a kubelet has taken it, if its image is there; so often events are asked for, at last.
+LATE_S, LATEST_S = 10.0, 60.0
 NOT_STARTED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")  # of kubelets, in events alone
 END_S = 30  # time for pods of a deleted job to end, where their daemons can't be told
 DELETED = "its BaguaJob was deleted"
@@ -87,7 +88,7 @@ class Controller:
         self.numbers.faults += 1
         if trouble != memory.refusal:
             log.exception("%s/%s: a mistake of the operator, which tries again; please report it", *job)
-        generation = str(body["metadata"].get("generation", "")) if body else ""
+        generation = Seen(body).generation if body else ""
         memory.refused(trouble, generation, time.monotonic())
         if body is not None:
             now = time.time()
@@ -156,9 +157,7 @@ class Controller:
         if kept.access is None:  # nothing tells when cert-manager has made a Secret
             memory.objects.change()
         made = ("StatefulSet", f"{name}-coordinator") in kept.hashes
-        pods = memory.pods.get(lambda: self._read_pods(job, uid, made), now, LASTS_S)
-        if body.get("status", {}).get("phase") == status.PENDING and (_late(pods) or (made and not pods.coordinator)):
-            memory.pods.change()  # nothing tells of events
+        pods = memory.pods.get(lambda: self._read_pods(body, made), now, self._lasts_s(body, memory.pods.peek(), made))
         seen = Seen(
             body=body,
             pods=pods.daemons,
@@ -168,14 +167,15 @@ class Controller:
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups,
-            refusal=memory.refusal,
         )
+        if (ended := memory.journal.looked(seen)) is not None:  # others would end, too, as by a wrong image
+            memory.refused(ended, seen.generation, now)
+        seen = replace(seen, refusal=memory.refusal, waits=memory.pause_s(seen.generation, now) > 0)
         try:
             parse(body["spec"])
             memory.spec = body["spec"]
         except ConfigError as error:
             seen = replace(seen, valid_spec=memory.spec, invalid=str(error) if memory.spec else "")
-        memory.journal.looked(seen)
         if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
             self.connections.drop(job)
@@ -211,14 +211,24 @@ class Controller:
                 self._cluster.end_pods(*job, memory.uid, END_S)
         self.connections.drop(job)
 
-    def _read_pods(self, job: Key, uid: str, made: bool) -> Pods:
+    def _read_pods(self, body: Manifest, made: bool) -> Pods:
         """``made``: the StatefulSet of the coordinator is there."""
-        found, trouble = self._cluster.pods(*job, uid), None
+        one = Seen(body)
+        found, trouble = self._cluster.pods(*one.key, one.uid), None
         if made and not found.coordinator:
-            trouble = self._cluster.told(job[0], f"{job[1]}-coordinator", "FailedCreate")
-        elif found.trouble is None and found.starting is not None and _late(found):
-            trouble = self._cluster.told(job[0], found.starting[0], *NOT_STARTED)
+            since = status.seconds_of(body["metadata"].get("creationTimestamp", status.stamp(0.0)))
+            trouble = self._cluster.told(one.namespace, f"{one.name}-coordinator", since, "FailedCreate")
+        elif found.trouble is None and found.starting is not None and time.time() - found.starting[1] >= LATE_S:
+            trouble = self._cluster.told(one.namespace, *found.starting, *NOT_STARTED)
         return replace(found, trouble=trouble or found.trouble)
+
+    def _lasts_s(self, body: Manifest, pods: Pods | None, made: bool) -> float:
+        """Returns for how long pods need not be read again. Nothing tells of events: they are asked for while a job
+        waits, the longer the rarer."""
+        since = body.get("status", {}).get("gangSince")
+        if since is None or pods is None or (pods.starting is None and (pods.coordinator or not made)):
+            return LASTS_S
+        return min(max(time.time() - status.seconds_of(since), LATE_S), LATEST_S)
 
     def _read_objects(self, job: Key, uid: str) -> Objects:
         hashes, started_with = self._cluster.hashes(*job, uid)
@@ -236,10 +246,9 @@ class Controller:
         plan = reconcile(seen, self._settings, now)
         seen = self._write(seen, plan.status, now)
         self._memory(seen.key).journal.add(plan.news)
-        memory, generation = self._memory(seen.key), str(seen.body["metadata"].get("generation", ""))
-        refused = memory.pause_s(generation, time.monotonic()) > 0  # else the same would be refused again
+        memory, refused = self._memory(seen.key), seen.waits
         for action in plan.actions:
-            makes = isinstance(action, facts.Apply | facts.Create | facts.MakeCredentials)
+            makes = isinstance(action, facts.Apply | facts.Create | facts.MakeCredentials | facts.Submit)
             if makes and refused:
                 continue
             try:
@@ -247,24 +256,24 @@ class Controller:
                     memory.journal.did(action)
             except ConflictError as error:  # as the last node that has state, which can't be drained
                 log.warning("%s/%s: %s", seen.namespace, seen.name, error)
-            except BaguaError as error:
+            except UnavailableError as error:
                 log.warning("%s/%s: %s", seen.namespace, seen.name, error)
                 return RETRY_S
-            except (ApiError, facts.NotOwnedError) as error:
-                trouble = _refusal(error) if makes else None
+            except (ApiError, facts.NotOwnedError, BaguaError) as error:
+                trouble = _refusal(error) if makes or isinstance(error, BaguaError) else None
                 if trouble is None:
                     raise
                 if trouble != memory.refusal:
-                    log.warning("%s/%s: the Kubernetes API refuses: %s", seen.namespace, seen.name, trouble.message)
+                    log.warning("%s/%s: refused: %s", seen.namespace, seen.name, trouble.message)
                 self.numbers.refusals[trouble.reason] += 1
-                memory.refused(trouble, generation, time.monotonic())
+                memory.refused(trouble, seen.generation, time.monotonic())
                 refused = True
         if not refused:
             memory.refusal = None
             return plan.again_s if seen.refusal is None else SOON_S  # the next look says that nothing is refused
         if memory.refusal != seen.refusal:
             self._write(seen, status.with_trouble(seen.status, memory.refusal, now), now)
-        pause_s = memory.pause_s(generation, time.monotonic())
+        pause_s = memory.pause_s(seen.generation, time.monotonic())
         return pause_s if plan.again_s is None else min(pause_s, max(plan.again_s, RETRY_S))
 
     def _write(self, seen: Seen, new: Manifest, now: float) -> Seen:
@@ -345,14 +354,10 @@ class Controller:
             self._cluster.apply(credentials.noted(credentials.tls_secret(seen, authority), seen, now))
 
 
-def _late(pods: Pods) -> bool:
-    return pods.starting is not None and time.time() - pods.starting[1] >= LATE_S
-
-
-def _refusal(error: ApiError | facts.NotOwnedError) -> facts.Trouble | None:
+def _refusal(error: ApiError | facts.NotOwnedError | BaguaError) -> facts.Trouble | None:
     """Returns the words of a refusal; None: another look decides anew, or nothing can be made any more."""
-    if isinstance(error, facts.NotOwnedError):
-        return facts.Trouble("NotOwned", str(error))
+    if not isinstance(error, ApiError):
+        return facts.Trouble("NotOwned" if isinstance(error, facts.NotOwnedError) else "Refused", str(error))
     if error.status.code == CONFLICT or ends(error):
         return None
     return facts.Trouble(error.status.reason or "Refused", error.status.message or str(error))

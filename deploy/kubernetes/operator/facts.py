@@ -66,6 +66,7 @@ class NodeState:
 
     connected: bool
     draining: bool = False
+    wire_version: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Seen:
     valid_spec: Manifest | None = None  # the last one that could be used; None: that of the body
     invalid: str = ""  # why that of the body can't be used, where there was another one before
     refusal: Trouble | None = None  # of what the operator tried to make last
+    waits: bool = False  # it is not tried again yet
     coordinator_trouble: Trouble | None = None  # of its pod
     ends: Mapping[str, str] = field(default_factory=dict)  # how pods ended that were seen and run no more, in words
 
@@ -154,6 +156,11 @@ class Seen:
         return str(self.body["metadata"]["uid"])
 
     @property
+    def generation(self) -> str:
+        """Another one with each change of the specification."""
+        return str(self.body["metadata"].get("generation", ""))
+
+    @property
     def spec(self) -> Manifest:
         """The specification that holds."""
         return dict(self.body["spec"] if self.valid_spec is None else self.valid_spec)
@@ -173,7 +180,7 @@ class MakeCredentials:
 
 @dataclass(frozen=True)
 class Apply:
-    """Make the object so, by server-side apply."""
+    """Make the object so."""
 
     manifest: Manifest
 

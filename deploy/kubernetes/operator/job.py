@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 
 from bagua.base.errors import ConfigError
-from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Option
+from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Option, variables
 from bagua.operator import schemas
 
 GROUP = "bagua.dev"
@@ -69,7 +70,7 @@ def with_job_options(model: M) -> M:
 def _field(one: Option) -> Any:
     # A folder is a text in a manifest; an empty one stands for none.
     kind, default = (one.kind, one.default) if one.kind in (bool, int, float) else (str, one.default or "")
-    pattern = f"^(|{'|'.join(one.choices)})$" if one.choices else None
+    pattern = f"^(|{'|'.join(one.choices)})$" if one.choices else r"^(|/.*)$" if one.kind is Path else None
     words = f"{one.metavar}: {one.words}" if one.metavar else one.words
     return kind, Field(default, description=words, ge=one.least, le=one.most, pattern=pattern)
 
@@ -179,13 +180,19 @@ class Run(Model):
     args: list[str] = Field(default_factory=list)
     env: list[EnvVariable] = Field(default_factory=list)
     secret_env: list[SecretVariable] = Field(default_factory=list)
-    workdir: str = "/tmp"
+    workdir: Annotated[str, Field(pattern="^/")] = "/tmp"
     """Folder that ranks start in."""
 
     @property
     def entry(self) -> str:
         """The one of the three that is given."""
         return self.script or self.module or self.program
+
+    @property
+    def options(self) -> Any:
+        """The options of jobs among the fields, and the variables whose values stand here."""
+        given = {name: getattr(self, name) for name, one in OPTIONS.items() if one.manifest}
+        return {**given, "env": {one.name: one.value for one in self.env if one.value_from is None}}
 
 
 class SchedulingPolicy(Model):
@@ -321,6 +328,10 @@ def parse(spec: dict[str, Any]) -> Spec:
         raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {words}. [BG830]") from error
     if sum(bool(one) for one in (found.run.script, found.run.module, found.run.program)) != 1:
         raise ConfigError("spec.run: give exactly one of script, module and program. [BG830]")
+    try:
+        variables(found.run.options)
+    except ConfigError as error:
+        raise ConfigError(f"spec.run: {error}") from error
     if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
         raise ConfigError("spec.elastic: maxReplicas is less than minReplicas. [BG830]")
     if found.run_policy.suspend_mode is SuspendMode.PAUSE and found.elastic is None:

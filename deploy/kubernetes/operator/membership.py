@@ -17,7 +17,8 @@ SURPLUS = "fewer pods are wanted"
 def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[list[Action], str]:
     """Actions, and what changes, in words (empty: nothing). ``task`` is None before the submission."""
     ended = [pod for pod in seen.pods if pod.ended and not pod.leaving]
-    actions: list[Action] = [Delete("Pod", pod.name, "it has ended") for pod in ended]
+    # Their output can be read until they are replaced.
+    actions: list[Action] = [Delete("Pod", pod.name, "it has ended") for pod in ended if not seen.waits]
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
     elastic = spec.elastic is not None and task is not None
     stale = _stale(seen, spec, alive, task)
@@ -48,18 +49,25 @@ def _stale(seen: Seen, spec: Spec, alive: Sequence[Pod], task: Task | None) -> l
     old = [pod for pod in alive if pod.hash != wanted]
     if task is None or not old:
         return old
-    if spec.elastic is None or task.state != "running":
+    if spec.elastic is None or task.state not in ("running", "waiting"):
         return []
-    leaves = [pod for pod in old if seen.nodes.get(pod.name) and seen.nodes[pod.name].draining]
-    if leaves:
-        return leaves
-    fresh = [pod for pod in alive if pod.hash == wanted]
-    spare = len(alive) > spec.wanted
-    if not spare:
-        whole = all(pod.name in task.members for pod in alive) and len(alive) >= spec.wanted
-        return old[:1] if whole else []
-    # The pod that takes over must be there before the old one leaves.
-    return old[:1] if len(fresh) + len(old) > spec.wanted else []
+    # The job has nothing of a pod that never came to run, as of a wrong image.
+    free = [pod for pod in old if pod.name not in task.nodes or _drains(seen, pod)]
+    if free or task.state == "waiting":
+        return free
+    whole = len(alive) >= spec.wanted and all(pod.name in task.members for pod in alive)
+    return old[:1] if whole or len(alive) > spec.wanted else []
+
+
+def _drains(seen: Seen, pod: Pod) -> bool:
+    return pod.name in seen.nodes and seen.nodes[pod.name].draining
+
+
+def _can_follow(seen: Seen, going: Pod, staying: Sequence[Pod], task: Task) -> bool:
+    """True if a pod is there that can take the place of one that goes."""
+    spare = [seen.nodes[pod.name] for pod in staying if pod.name in seen.nodes and pod.name not in task.nodes]
+    version = seen.nodes[going.name].wire_version
+    return any(one.connected and not one.draining and one.wire_version == version for one in spare)
 
 
 def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task) -> list[Action]:
@@ -76,7 +84,9 @@ def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task)
                 actions.append(Delete("Pod", pod.name, pod.notice or REPLACED))
             elif connected:
                 actions.append(Drain(pod.name, pod.notice or REPLACED))
-        elif node is not None and node.connected and not node.draining and connected:
+        elif node is None or not node.connected or node.draining or not connected:
+            continue
+        elif pod.notice or _can_follow(seen, pod, staying, task):
             stay.discard(pod.name)
             actions.append(Drain(pod.name, pod.notice or REPLACED))
     return actions

@@ -13,6 +13,7 @@ from bagua.operator.news import Journal
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a thing that was refused is tried again
+CALM_S = 60.0  # so long after a pause, the next one is a first one
 VERSIONS = 8  # the API server tells of as many writes, at most, after later ones
 
 
@@ -97,10 +98,13 @@ class Memory:
         return {name: words for name, words in self._ends.items() if name not in there}
 
     def refused(self, trouble: Trouble, generation: str, now: float) -> None:
-        """Notes a refusal: the next try follows after a pause, which doubles with each of this generation."""
-        again = self.refusal is not None and self._refused_of == generation
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
-        self.refusal, self._refused_of, self._again_at = trouble, generation, now + self._pause_s
+        """Notes a refusal: the next try follows after a pause, which doubles with each of this generation that soon
+        follows another one."""
+        again = self._refused_of == generation and now < self._again_at + CALM_S
+        if not again or now >= self._again_at:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+            self._again_at = now + self._pause_s
+        self.refusal, self._refused_of = trouble, generation
 
     def pause_s(self, generation: str, now: float) -> float:
         """Returns the seconds before the next try; 0: now, as after a change of the specification."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bagua.operator import facts, status
-from bagua.operator.facts import Action, Manifest, News, Pod, Seen
+from bagua.operator.facts import Action, Manifest, News, Pod, Seen, Trouble
 
-REPLACED = "PodsReplaced"
+REPLACED, LOST = "PodsReplaced", "PodLost"
 TOLD = ("Invalid", status.BLOCKED, "Changing")  # conditions
 
 
@@ -18,15 +18,17 @@ class Journal:
         self._alive: set[str] = set()
         self._deleted: set[str] = set()
 
-    def looked(self, seen: Seen) -> None:
-        """Tells of pods that were there at the last look, and that nobody here has deleted."""
+    def looked(self, seen: Seen) -> Trouble | None:
+        """Tells of pods that were there at the last look, and that nobody here has deleted. Returns how those ended
+        that ended by themselves."""
         pods = {pod.name: pod for pod in seen.pods}
         alive = {name for name, pod in pods.items() if not pod.ended and not pod.leaving}
-        if seen.status.get("phase") not in status.ENDED:
-            for name in sorted(self._alive - alive - self._deleted):
-                self._waiting.append(News("PodLost", f"{name} {_end(pods.get(name))}", True))
+        lost = sorted(self._alive - alive - self._deleted) if seen.status.get("phase") not in status.ENDED else []
+        self._waiting += [News(LOST, f"{name} {_end(pods.get(name))}", True) for name in lost]
         self._alive = alive
         self._deleted.clear()
+        ended = [f"{name} {_end(pods[name])}" for name in lost if name in pods and pods[name].ended]
+        return Trouble(LOST, ", ".join(ended)) if ended else None
 
     def wrote(self, old: Manifest, new: Manifest) -> None:
         """Tells of another phase, of refusals, and of pods that are replaced."""
@@ -35,13 +37,15 @@ class Journal:
             self._waiting.append(News(phase, message or phase, phase in (status.FAILED, status.RESTARTING)))
         told = [(one["type"], one["message"]) for one in old.get("conditions", []) if one["status"] == "True"]
         for one in new.get("conditions", []):
-            if one["type"] in TOLD and one["status"] == "True" and (one["type"], one["message"]) not in told:
+            known = (one["type"], one["message"]) in told or one["reason"] == LOST
+            if one["type"] in TOLD and one["status"] == "True" and not known:
                 self._waiting.append(News(one["reason"], one["message"], one["reason"] != REPLACED))
 
     def did(self, action: Action) -> None:
         """Tells of what the operator has done."""
         match action:
             case facts.Create(manifest) if manifest["kind"] == "Pod":
+                self._alive.add(manifest["metadata"]["name"])
                 self._waiting.append(News("PodCreated", manifest["metadata"]["name"]))
             case facts.Delete("Pod", name, why):
                 self._deleted.add(name)

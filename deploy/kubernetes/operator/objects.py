@@ -184,6 +184,7 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
         "readinessProbe": {"tcpSocket": {"port": "grpc"}, "periodSeconds": 5},
         "resources": wanted.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             *mounts,
             {"name": "data", "mountPath": f"{FOLDER}/data"},

@@ -90,6 +90,7 @@ def _container(spec: Spec, mounts: list[Manifest], given: Manifest) -> dict[str,
         "image": spec.image,
         "command": command,
         "resources": spec.resources,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the status says how it ended
         **given,
         "name": CONTAINER,
         "securityContext": {**objects.CONTAINER_SECURITY, **given.get("securityContext", {})},

@@ -161,6 +161,7 @@ class Round:
         self.status = _counted(seen, spec, former, seen.task)
         self.actions: list[Action] = []
         self.again_s: float | None = settings.poll_s
+        self.deadline_s: float | None = None  # until then; None: there is none
 
     def plan(self) -> Plan:
         """Returns what to do, and the new status."""
@@ -218,7 +219,11 @@ class Round:
 
     def _deadline_passed(self) -> bool:
         limit = self.policy.active_deadline_seconds
-        if limit is None or status.seconds_of(self.status["startTime"]) + limit > self.now:
+        if limit is None:
+            return False
+        left_s = status.seconds_of(self.status["startTime"]) + limit - self.now
+        if left_s > 0:
+            self.deadline_s = left_s
             return False
         words = f"The job took longer than activeDeadlineSeconds ({limit} s)."
         if self.task is not None and not self.task.ended:
@@ -247,7 +252,7 @@ class Round:
             self.status["attempt"] += 1
         self.status.pop("gangSince", None)
         self._phase(status.SUSPENDED, "Suspended", "The job is suspended, and its pods are given back.")
-        self.again_s = None
+        self.again_s = self.deadline_s
 
     def _ended(self, task: Task) -> None:
         """Handles an attempt that is over."""
@@ -317,11 +322,8 @@ class Round:
             self._phase(status.PENDING, "Pending", gang.words or self.seen.trouble or "The coordinator starts.")
         self._look_again_soon(self.now - status.seconds_of(self.status["gangSince"]))
         if gang.ready and self.seen.reachable:
-            for key in ("gangSince", "retryTime", "jobId"):
-                self.status.pop(key, None)
             attempt = self.status["attempt"]
             self.actions.append(facts.Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
-            self._phase(status.STARTING, "Submitted", "The job is submitted.")
             self._look_again_soon(0.0)
 
     def _look_again_soon(self, age_s: float) -> None:

@@ -34,7 +34,11 @@ def _map(values: Schema) -> Schema:
 TEXT: Schema = {"type": "string"}
 LABEL: Schema = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 # Manifests may have amounts as numbers, too.
-AMOUNT: Schema = {**OPEN, "pattern": r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"}
+AMOUNT: Schema = {
+    **OPEN,
+    "minimum": 0,
+    "pattern": r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$",
+}
 RESOURCES = _object(requests=_map(AMOUNT), limits=_map(AMOUNT))
 _CONTAINER = _object(
     ["name"],
@@ -69,6 +73,8 @@ def misfit(value: Any, schema: Schema, where: str) -> str:
     kind = schema.get("type")
     if kind and not isinstance(value, TYPES[kind]):
         return f"{where} is not {NAMED[kind]}"
+    if isinstance(value, int | float) and value < schema.get("minimum", value):
+        return f"{where}: {value} is less than {schema['minimum']}"
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         return f"{where}: {value[:100]!r} does not fit {schema['pattern']}"
     if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):

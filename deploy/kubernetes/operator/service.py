@@ -9,10 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bagua.base.errors import BaguaError, NotFoundError, ServiceError
-from bagua.base.job_options import OPTIONS
 from bagua.base.paths import write_private
 from bagua.base.security import TlsFiles
 from bagua.client import Client, job_spec
@@ -110,7 +108,7 @@ def look(client: Client, seen: Seen, name: str) -> Seen:
     """Adds the coordinator's answer about the attempt ``name`` and its nodes. Others are not looked for where the
     status knows its id."""
     try:
-        nodes = {node.node_id: NodeState(node.connected, node.draining) for node in client.nodes()}
+        nodes = {node.node_id: NodeState(node.connected, node.draining, node.wire_version) for node in client.nodes()}
         if job_id := seen.status.get("jobId", ""):
             with contextlib.suppress(NotFoundError):
                 if (known := client.get(job_id)).spec.name == name:
@@ -127,7 +125,6 @@ def look(client: Client, seen: Seen, name: str) -> Seen:
 def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
     """The specification that is submitted."""
     run, elastic = spec.run, spec.elastic
-    given: Any = {name: getattr(run, name) for name, one in OPTIONS.items() if one.manifest}
     return job_spec(
         run.entry,
         args=run.args,
@@ -140,11 +137,10 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
         min_nodes=spec.minimum if elastic else 0,
         max_nodes=spec.maximum if elastic else 0,
         respawn=elastic.respawn if elastic else 0,
-        env={one.name: one.value for one in run.env if one.value_from is None},
         secret_env=dict(pods.secret_files(spec)),
         workdir=run.workdir,
         stop_grace_s=float(spec.run_policy.stop_grace_seconds),
-        **given,
+        **run.options,
     )
 
 

@@ -428,7 +428,10 @@ def certify(cluster: Operated, name: str) -> None:
     names = [*wanted["dnsNames"], *wanted["ipAddresses"]]
     files = {"ca.crt": authority.pem(), "tls.crt": authority.certify(key.public_key(), names), "tls.key": key_pem(key)}
     body = {
-        "metadata": {"name": wanted["secretName"]},
+        "metadata": {
+            "name": wanted["secretName"],
+            "annotations": {"cert-manager.io/certificate-name": f"{name}-tls"},
+        },
         "type": "kubernetes.io/tls",
         "data": {part: base64.b64encode(value).decode() for part, value in files.items()},
     }

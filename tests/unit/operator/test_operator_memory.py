@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua.operator.facts import Pod, Trouble
-from bagua.operator.memory import Kept, Memory
+from bagua.operator.memory import CALM_S, Kept, Memory
 
 LASTS_S = 5.0
 
@@ -82,6 +82,17 @@ def test_pauses_after_refusals_double_until_the_specification_changes() -> None:
     assert memory.pause_s("2", now) == 0
     memory.refused(Trouble("Forbidden", "exceeded quota"), "2", now)
     assert memory.pause_s("2", now) == 1
-    memory.refusal = None
-    memory.refused(Trouble("Forbidden", "exceeded quota"), "2", now)
+    memory.refused(Trouble("Forbidden", "another at the same time"), "2", now)
     assert memory.pause_s("2", now) == 1
+
+
+def test_pauses_begin_anew_when_nothing_was_refused_for_a_while() -> None:
+    """Pods that end, each after it was made, are refusals with successes in between."""
+    memory, now = Memory(), 100.0
+    for pause in (1, 2, 4):
+        memory.refused(Trouble("PodLost", "j-0 has ended"), "1", now)
+        assert memory.pause_s("1", now) == pause
+        memory.refusal = None
+        now += pause + 5
+    memory.refused(Trouble("PodLost", "j-0 has ended"), "1", now + CALM_S)
+    assert memory.pause_s("1", now + CALM_S) == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua.operator import facts
-from bagua.operator.facts import News, Pod, Seen
+from bagua.operator import facts, status
+from bagua.operator.facts import News, Pod, Seen, Trouble
 from bagua.operator.news import Journal
 
 
@@ -20,12 +20,9 @@ def test_pods_that_somebody_else_ends_are_lost() -> None:
     journal = Journal()
     journal.looked(seen(ONE, TWO))
     assert journal.take() == []
-    journal.looked(
-        seen(
-            Pod("j-0", 0, "Failed", end="OOMKilled (exit code 137)"),
-            Pod("j-1", 1, "Running", leaving=True, notice="evicted: spot"),
-        )
-    )
+    ended = Pod("j-0", 0, "Failed", end="OOMKilled (exit code 137)")
+    evicted = Pod("j-1", 1, "Running", leaving=True, notice="evicted: spot")
+    assert journal.looked(seen(ended, evicted)) == Trouble("PodLost", "j-0 has ended: OOMKilled (exit code 137)")
     assert journal.take() == [
         News("PodLost", "j-0 has ended: OOMKilled (exit code 137), j-1 is being deleted: evicted: spot", True)
     ]
@@ -40,6 +37,16 @@ def test_pods_that_somebody_else_ends_are_lost() -> None:
     journal.looked(seen(ONE))
     journal.looked(seen(Pod("j-0", 0, "Succeeded"), phase="Succeeded"))
     assert journal.take() == [], "a pod that has ended with its job is not lost"
+
+
+def test_a_pod_that_ends_before_it_is_seen_alive_is_told_once() -> None:
+    """By the event about its loss; the condition has the same words."""
+    journal = Journal()
+    journal.did(facts.Create({"kind": "Pod", "metadata": {"name": "j-0"}}))
+    trouble = journal.looked(seen(Pod("j-0", 0, "Failed", end="StartError (exit code 128)")))
+    assert trouble is not None
+    journal.wrote({}, status.with_trouble({}, trouble, 0.0))
+    assert [one.reason for one in journal.take()] == ["PodCreated", "PodLost"]
 
 
 def test_what_is_done_together_is_told_together() -> None:

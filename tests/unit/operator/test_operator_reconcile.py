@@ -203,14 +203,31 @@ def test_an_upgrade_replaces_one_pod_after_the_other() -> None:
     one = with_pods(seen(), 0, 1, task=task(0, 1))
     old = replace(one, pods=tuple(replace(pod, hash="old") for pod in one.pods))
     plan = decide(old)
-    assert names(kinds(plan, Create)) == ["j-2"]
-    assert kinds(plan, Drain) == [Drain("j-0", "its pod is replaced")]
+    assert names(kinds(plan, Create)) == ["j-2"] and not kinds(plan, Drain)
     fresh = Pod("j-2", 2, "Running", True, hash=one.pods[0].hash)
+    surged = replace(old, pods=(*old.pods, fresh))
+    assert not kinds(decide(surged), Drain, Delete, Create), "its image may be a wrong one"
+    for follower in (NodeState(False), NodeState(True, wire_version=9)):
+        assert not kinds(decide(replace(surged, nodes={**old.nodes, "j-2": follower})), Drain, Delete, Create)
+    there = replace(surged, nodes={**old.nodes, "j-2": NodeState(True)})
+    assert kinds(decide(there), Drain) == [Drain("j-0", "its pod is replaced")]
     nodes = {"j-0": NodeState(True, True), "j-1": NodeState(True), "j-2": NodeState(True)}
-    second = replace(old, pods=(*old.pods, fresh), nodes=nodes, task=task(1, 2))
+    second = replace(surged, nodes=nodes, task=task(1, 2))
     assert names(kinds(decide(second), Delete)) == ["j-0"] and not kinds(decide(second), Drain, Create)
     static = replace(with_pods(seen(elastic=None), 0, 1, task=task(0, 1)), pods=old.pods)
     assert not kinds(decide(static), Drain, Delete, Create)
+
+
+@pytest.mark.parametrize("state", ["running", "waiting"])
+def test_pods_that_never_came_to_run_are_replaced_by_those_of_a_mended_specification(state: str) -> None:
+    """The members stay as they are meanwhile."""
+    members = (0,) if state == "waiting" else (0, 1)
+    one = with_pods(seen(), *members, task=task(*members, state=state))
+    wrong = Pod("j-2", 2, "Pending", True, hash="wrong image")
+    old = replace(one, pods=(*(replace(pod, hash="first") for pod in one.pods), wrong))
+    plan = decide(old)
+    assert names(kinds(plan, Delete)) == ["j-2"] and not kinds(plan, Drain)
+    assert len(kinds(plan, Create)) == 2 - len(members)
 
 
 def test_suspended_jobs_give_their_pods_back_and_are_submitted_again() -> None:
@@ -352,6 +369,14 @@ def test_a_deadline_ends_the_job() -> None:
     assert decide(over).status["phase"] == "Failed"
 
 
+def test_a_suspended_job_is_looked_at_when_its_deadline_is_over() -> None:
+    begun = {"startTime": status.stamp(NOW - 20)}
+    rests = decide(seen(policy={"suspend": True, "activeDeadlineSeconds": 60}, state=begun))
+    assert rests.status["phase"] == "Suspended" and rests.again_s == 40
+    over = seen(policy={"suspend": True, "activeDeadlineSeconds": 60}, state=rests.status)
+    assert decide(over, NOW + 40).status["phase"] == "Failed"
+
+
 def test_ended_jobs_are_cleaned_up_and_deleted_in_time() -> None:
     policy = {"ttlSecondsAfterFinished": 60, "cleanPodPolicy": "All"}
     done = with_pods(seen(policy=policy), 0, 1, task=task(state="succeeded"))
@@ -419,6 +444,11 @@ def test_credentials_are_made_anew_in_time_and_on_request() -> None:
         ({"image": "two words"}, "spec.image"),
         ({"resources": {"limits": {"cpu": "many"}}}, "resources.limits.cpu: 'many'"),
         ({"resources": {"limits": ["cpu"]}}, "resources.limits is not an object"),
+        ({"resources": {"limits": {"cpu": "-1"}}}, "resources.limits.cpu: '-1'"),
+        ({"resources": {"limits": {"cpu": -1}}}, "resources.limits.cpu: -1 is less than 0"),
+        ({"run": {"script": "a", "algorithm": "nonsense"}}, "spec.run: --algorithm nonsense"),
+        ({"run": {"script": "a", "workdir": "here"}}, "spec.run.workdir"),
+        ({"run": {"script": "a", "checkpointDir": "~/kept"}}, "spec.run.checkpointDir"),
         ({"coordinator": {"resources": {"requests": {"memory": "1 Gi"}}}}, "resources.requests.memory: '1 Gi'"),
         ({"runPolicy": {"schedulingPolicy": {"priorityClass": "Very High"}}}, "priorityClass"),
         ({"coordinator": {"storageClass": "a b"}}, "storageClass"),
