@@ -7,7 +7,7 @@
 
 ``results.json`` has every algorithm and codec of ``bagua advise`` on every network with every number of hosts;
 ``table.md`` joins step times with the accuracy of docs/accuracy.md; ``many.md`` has all-reduces of several emulated
-hosts beside the model.
+hosts beside the model. The recordings lie in ``tradeoff/recorded.tar.xz`` and are unpacked to ``build/recorded``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,20 @@ from tradeoff import many, pictures, table
 
 from bagua.tuning.profile import StepProfile
 
-RECORDED = Path(__file__).parent / "tradeoff" / "recorded"
+ARCHIVE = Path(__file__).parent / "tradeoff" / "recorded.tar.xz"
+RECORDED = Path("build/recorded")
 MEASURED = RECORDED / "measured.json"
 MANY = RECORDED / "allreduce"
 MODELS = ("mlp", "resnet", "transformer", "tiny")
 CASES = tuple(f"{model}@{network}" for model in MODELS[:2] for network in ("1gbit", "1gbit,5ms", "100mbit"))
 ROUNDS, WARM_UP, RECORDED_STEPS = 4, 2, 12
+
+
+def unpack() -> None:
+    """What was recorded for docs/study.md, in a folder."""
+    if not RECORDED.exists():
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(RECORDED.parent, filter="data")
 
 
 def profiles_of(models: list[str], folder: Path, record: bool) -> dict[str, StepProfile]:
@@ -80,6 +89,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
+    unpack()
     grid = grids.Grid(grids.RATES[:3], grids.DELAYS[:2], grids.HOSTS[:2]) if given.small else grids.Grid()
     given.out.mkdir(parents=True, exist_ok=True)
     profiles = profiles_of(given.models, given.profiles, given.record)

@@ -111,7 +111,7 @@ def test_reports_of_many_hosts_are_compared() -> None:
 def test_the_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-P", str(HERE / "study.py"), "--small", "--models", "tiny", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == [f"study-{name}.png" for name in ("best", "hosts", "limit", "measured", "speedup")]
@@ -127,6 +127,6 @@ def test_profiles_are_recorded(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     words = ("--small", "--models", "tiny", "--out", tmp_path / "out", "--record", "--profiles", mine)
     command = [sys.executable, "-P", HERE / "study.py", *words]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert StepProfile.load(mine / "tiny.json").compute_s > 0

@@ -7,12 +7,10 @@ import functools
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from gpu import allreduce_rank
 from gpu.engine_run import run_ranks
-from gpu.findings import Findings, section
-from gpu.section_options import options
+from gpu.findings import section
 
 SIZES = [4 << 10, 256 << 10, 4 << 20, 64 << 20, 256 << 20]
 REHEARSED = [4 << 10, 256 << 10]
@@ -28,7 +26,7 @@ class World:
     codecs: tuple[str, ...] = ("none",)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.route}, {len(self.hosts)} x {len(self.hosts[0])}"
 
 
@@ -42,7 +40,7 @@ WORLDS = (
 )
 
 
-def tell(findings: Findings, world: World, found: list[Any]) -> None:
+def tell(findings, world, found):
     """Checks and rows of one world."""
     for codec in world.codecs if found[0]["errors"] else ():
         worst = max(one["errors"][count][codec] for one in found for count in one["errors"])
@@ -62,7 +60,7 @@ def tell(findings: Findings, world: World, found: list[Any]) -> None:
             )
 
 
-def work(findings: Findings, given: Any) -> None:
+def work(findings, given):
     """All worlds, each with its share of the time."""
     begun = time.monotonic()
     sizes = SIZES if given.device == "cuda" else REHEARSED
@@ -87,4 +85,4 @@ def work(findings: Findings, given: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(section("allreduce", work, options(__doc__)))
+    sys.exit(section("allreduce", work, __doc__))

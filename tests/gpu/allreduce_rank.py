@@ -1,10 +1,7 @@
 """A rank of the section ``allreduce``: is the result right, and how long does it take beside plain NCCL?"""
 
-from __future__ import annotations
-
 import warnings
 from time import monotonic
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,19 +15,19 @@ BOUNDS = {"none": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "minmax8": 5e-2, "fp8_e4m3":
 WORKS = ("bagua", "nccl")
 
 
-def vector(rank: int, count: int) -> torch.Tensor:
+def vector(rank, count):
     """The same numbers wherever they are made."""
     return torch.randn(count, generator=torch.Generator().manual_seed(rank))
 
 
-def result_errors(count: int, device: torch.device, codecs: list[str]) -> dict[str, float]:
+def result_errors(count, device, codecs):
     """Of each codec: how far the mean is from float64; 9 if it has other bits on another rank."""
     ranks = bagua.get_world_size()
     exact = sum(vector(rank, count).double() for rank in range(ranks)) / ranks
     found = {}
     for codec in codecs:
         data = vector(bagua.get_rank(), count).to(device)
-        more: dict[str, Any] = {} if codec == "none" else {"codec": codec}
+        more = {} if codec == "none" else {"codec": codec}
         bagua.allreduce_inplace(data, op=bagua.ReduceOp.AVG, **more)
         mine = data.cpu()
         first = data.clone()
@@ -40,10 +37,10 @@ def result_errors(count: int, device: torch.device, codecs: list[str]) -> dict[s
     return found
 
 
-def seconds_of(size: int, device: torch.device, codec: str) -> dict[str, float]:
+def seconds_of(size, device, codec):
     """Seconds of our all-reduce and of NCCL's, on a vector of ``size`` bytes."""
     ours, theirs = (torch.zeros(size // 4, device=device) for _ in range(2))
-    more: dict[str, Any] = {} if codec == "none" else {"codec": codec}
+    more = {} if codec == "none" else {"codec": codec}
     works = {
         "bagua": lambda: bagua.allreduce_inplace(ours, op=bagua.ReduceOp.AVG, **more),
         "nccl": lambda: dist.all_reduce(theirs),
@@ -51,17 +48,17 @@ def seconds_of(size: int, device: torch.device, codec: str) -> dict[str, float]:
     return {name: slowest(value, device) for name, value in in_turns(works, device).items()}
 
 
-def measure(port: int, kind: str, sizes: list[int], codecs: list[str], limit_s: float) -> dict[str, Any]:
+def measure(port, kind, sizes, codecs, limit_s):
     """Findings of this rank. ``codecs``: those whose results are checked; the first two are timed."""
     warnings.simplefilter("default")  # what torch warns of is no matter here
     until = monotonic() + 0.7 * limit_s
     device = device_of(kind)
     join(port, device, limit_s)
-    found: dict[str, Any] = {"errors": {}, "seconds": {}}
+    found = {"errors": {}, "seconds": {}}
     for count in (1, 1000, 300_001):
         found["errors"][str(count)] = result_errors(count, device, codecs)
         keep(found)
-    known: dict[tuple[str, str], dict[int, float]] = {}
+    known = {}
     for size in sizes:
         for codec in codecs[:2]:
             cost = cost_of(predicted(known[codec, name], size) for name in WORKS if (codec, name) in known)

@@ -1,22 +1,18 @@
 """Section: torch.distributed's backend "bagua" on CUDA tensors: operations, DDP and FSDP2 against one process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
-from typing import Any
 
 from gpu import c10d_rank
 from gpu.engine_run import run_ranks
-from gpu.findings import Findings, section
-from gpu.section_options import options
+from gpu.findings import section
 
 APART = 1e-5
 BACKENDS = ("bagua", "cpu:bagua,cuda:nccl")
 
 
-def work(findings: Findings, given: Any) -> None:
+def work(findings, given):
     """Each backend in ranks of its own."""
     for backend in BACKENDS:
         if given.device != "cuda" and "nccl" in backend:
@@ -42,4 +38,4 @@ def work(findings: Findings, given: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(section("c10d", work, options(__doc__)))
+    sys.exit(section("c10d", work, __doc__))

@@ -1,14 +1,9 @@
 """A rank of the section ``c10d``: torch.distributed's backend "bagua" on CUDA tensors."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu.common import device_of
@@ -18,7 +13,7 @@ COUNT = 1001
 WIDTH, LAYERS, BATCH, STEPS = 64, 4, 16, 4
 
 
-def join(backend: str, store: str) -> tuple[int, int]:
+def join(backend, store):
     """(rank, ranks), once all are there."""
     import bagua.c10d  # noqa: F401 - before torch 2.5 nothing else would register it
 
@@ -27,62 +22,62 @@ def join(backend: str, store: str) -> tuple[int, int]:
     return rank, ranks
 
 
-def of(rank: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
+def of(rank, device, count=COUNT):
     """A rank's numbers, small integers: sums are exact."""
     return torch.arange(count, dtype=torch.float32, device=device) % 97 + rank
 
 
-def operations(rank: int, ranks: int, device: torch.device) -> dict[str, Callable[[], bool]]:
+def operations(rank, ranks, device):
     """By name: calls the operation, and says whether the result is right."""
     everyone = [of(one, device) for one in range(ranks)]
     total = torch.stack(everyone).sum(0)
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
 
-    def all_reduce(data: torch.Tensor, wanted: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> bool:
+    def all_reduce(data, wanted, op=dist.ReduceOp.SUM):
         dist.all_reduce(data, op)
         return torch.equal(data, wanted)
 
-    def later() -> bool:
+    def later():
         data = of(rank, device)
         work = dist.all_reduce(data, async_op=True)
         assert work is not None
         work.wait()
         return torch.equal(data * 2, total * 2)  # on the caller's stream, with no other wait
 
-    def strided() -> bool:
+    def strided():
         data = torch.stack([of(rank, device), of(rank, device) + 1], 1)[:, 0]
         dist.all_reduce(data)
         return torch.equal(data, total)
 
-    def broadcast() -> bool:
+    def broadcast():
         data = of(rank, device)
         dist.broadcast(data, 1)
         return torch.equal(data, everyone[1])
 
-    def all_gather() -> bool:
+    def all_gather():
         data = torch.empty(ranks * COUNT, device=device)
         dist.all_gather_into_tensor(data, of(rank, device))
         return torch.equal(data, torch.cat(everyone))
 
-    def reduce_scatter() -> bool:
+    def reduce_scatter():
         mine = torch.empty(COUNT, device=device)
         dist.reduce_scatter_tensor(mine, torch.cat([of(rank, device)] * ranks))
         return torch.equal(mine, total)
 
-    def all_to_all() -> bool:
+    def all_to_all():
         found = torch.empty(ranks * COUNT, device=device)
         dist.all_to_all_single(found, torch.cat([of(rank + 10 * to, device) for to in range(ranks)]))
         return torch.equal(found, torch.cat([of(one + 10 * rank, device) for one in range(ranks)]))
 
-    def send_and_receive() -> bool:
+    def send_and_receive():
         found = torch.empty(COUNT, device=device)
         calls = [dist.P2POp(dist.isend, of(rank, device), right), dist.P2POp(dist.irecv, found, left)]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         return torch.equal(found, everyone[left])
 
-    def objects() -> bool:
-        found: list[Any] = [None] * ranks
+    def objects():
+        found = [None] * ranks
         dist.all_gather_object(found, {"rank": rank})
         return found == [{"rank": one} for one in range(ranks)]
 
@@ -96,7 +91,7 @@ def operations(rank: int, ranks: int, device: torch.device) -> dict[str, Callabl
         "all_reduce int64": lambda: all_reduce(of(rank, device).long(), total.long()),
         "all_reduce 64 MiB": lambda: all_reduce(
             of(rank, device, 1 << 24), sum(of(one, device, 1 << 24) for one in range(ranks))
-        ),  # type: ignore[arg-type]
+        ),
         "all_reduce, async": later,
         "all_reduce, strided": strided,
         "broadcast": broadcast,
@@ -108,7 +103,7 @@ def operations(rank: int, ranks: int, device: torch.device) -> dict[str, Callabl
     }
 
 
-def gradients(model: nn.Module, wrapped: nn.Module, rank: int, device: torch.device) -> float:
+def gradients(model, wrapped, rank, device):
     """How far the parameters of ``wrapped`` are, after some steps, from those of ``model``, which sees all batches."""
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, wrapped)]
     ranks = dist.get_world_size()
@@ -129,13 +124,13 @@ def gradients(model: nn.Module, wrapped: nn.Module, rank: int, device: torch.dev
     return float(max(off))
 
 
-def full(parameter: torch.Tensor) -> torch.Tensor:
+def full(parameter):
     """Also of a sharded one."""
     found = parameter.detach()
     return found.full_tensor() if hasattr(found, "full_tensor") else found
 
 
-def check(port: int, kind: str, limit_s: float, backend: str, store: str) -> dict[str, Any]:
+def check(port, kind, limit_s, backend, store):
     """``wrong``: words on operations that went wrong; ``apart``: of DDP's and FSDP2's parameters, or the error."""
     quiet()
     device = device_of(kind)
@@ -164,7 +159,7 @@ def check(port: int, kind: str, limit_s: float, backend: str, store: str) -> dic
     return {"wrong": wrong, "apart": apart}
 
 
-def sharded(model: nn.Module) -> nn.Module:
+def sharded(model):
     """FSDP2, over all ranks."""
     from torch.distributed.fsdp import fully_shard
 

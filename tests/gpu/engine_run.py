@@ -1,12 +1,8 @@
 """Starts ranks of a section on real engines in the section's process, as the tests of the repository do."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rig.ranks.engine_hosts import make_ranks
 from rig.ranks.placing import environment
@@ -16,22 +12,12 @@ from bagua.base.net_plugin import variables
 from gpu.common import KEPT, free_port, kept
 
 
-def over_bagua_net(device: str) -> dict[str, str]:
+def over_bagua_net(device):
     """Variables that send NCCL's traffic through the network plugin; none where there is no NCCL. Raises BuildError."""
     return variables(bagua.csrc.net_plugin(), os.environ) if device == "cuda" else {}
 
 
-def run_ranks(
-    function: Callable[..., Any],
-    hosts: Sequence[Sequence[int]],
-    device: str,
-    route: str,
-    limit_s: float,
-    *,
-    also: Mapping[str, str] | None = None,
-    partly: Callable[[list[Any]], None] | None = None,
-    **more: Any,
-) -> list[Any]:
+def run_ranks(function, hosts, device, route, limit_s, *, also=None, partly=None, **more):
     """Results of ``function`` in all ranks. It gets ``kind`` (the device), ``port`` (a free one) and ``limit_s``
     beside ``more``. ``also``: more variables of the ranks. Raises what the rig raises, with the ranks' outputs; before
     that ``partly`` gets what the ranks kept."""

@@ -1,20 +1,16 @@
 """Section: a rank is killed in an all-reduce. The others are freed and say why, soon; nothing stays on the card."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from rig.ranks.engine_hosts import Ranks, make_ranks
+from rig.ranks.engine_hosts import make_ranks
 from rig.ranks.placing import environment
 
 from gpu import machine, training_rank
 from gpu.engine_run import over_bagua_net
-from gpu.findings import Findings, section
-from gpu.section_options import options
+from gpu.findings import section
 
 VICTIM = 1
 SOON_S = 5.0
@@ -31,7 +27,7 @@ CASES = (
 """(route, whether NCCL goes over Bagua-Net, ranks of each host)"""
 
 
-def one_case(findings: Findings, device: str, case: Any, limit_s: float) -> None:
+def one_case(findings, device, case, limit_s):
     """One kill: who was freed with which words, how soon, and what is left."""
     route, over_plugin, hosts = case
     name = f"{route}{' over Bagua-Net' if over_plugin else ''}, {' + '.join(str(len(host)) for host in hosts)}"
@@ -65,7 +61,7 @@ def one_case(findings: Findings, device: str, case: Any, limit_s: float) -> None
         nothing_left(findings, name, before)
 
 
-def killed_at(ranks: Ranks, limit_s: float) -> float:
+def killed_at(ranks, limit_s):
     """When the victim killed itself, once it has. Raises RuntimeError if it did not: a slow start, or an error before,
     says nothing of what becomes of the others."""
     victim, deadline = ranks.started[VICTIM], time.monotonic() + limit_s
@@ -81,7 +77,7 @@ def killed_at(ranks: Ranks, limit_s: float) -> float:
     raise RuntimeError(f"Nobody was killed in {limit_s:.0f} s. {waits}\n{outputs}")
 
 
-def nothing_left(findings: Findings, name: str, before: int) -> None:
+def nothing_left(findings, name, before):
     """The card's memory is what it was. The driver takes a moment to clear up after a process."""
     deadline = time.monotonic() + SETTLE_S
     while True:
@@ -93,7 +89,7 @@ def nothing_left(findings: Findings, name: str, before: int) -> None:
     findings.check(f"{name}: nothing is left on the card", ok, f"{before} MiB before, {after} MiB after")
 
 
-def work(findings: Findings, given: Any) -> None:
+def work(findings, given):
     """All cases."""
     begun = time.monotonic()
     if given.device == "cuda" and machine.memory_used_mib() is None:
@@ -105,4 +101,4 @@ def work(findings: Findings, given: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(section("faults", work, options(__doc__)))
+    sys.exit(section("faults", work, __doc__))

@@ -3,51 +3,48 @@
 A section that is stopped at its limit, or that crashes, keeps what it had found.
 """
 
-from __future__ import annotations
-
+import argparse
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 
 class Findings:
     """Written by one section into one file: {"checks": [...], "tables": {title: [row, ...]}, "notes": [...],
     "finished": bool}."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self._path = path
-        self._found: dict[str, Any] = {"checks": [], "tables": {}, "notes": [], "finished": False}
+        self._found = {"checks": [], "tables": {}, "notes": [], "finished": False}
         self._write()
 
-    def check(self, name: str, ok: bool, detail: str = "") -> bool:
+    def check(self, name, ok, detail=""):
         """A statement that holds or does not."""
         self._found["checks"].append({"name": name, "ok": bool(ok), "detail": detail})
         print(f"{'ok' if ok else 'FAILED'}  {name}  {detail}", flush=True)
         self._write()
         return bool(ok)
 
-    def row(self, table: str, **values: Any) -> None:
+    def row(self, table, **values):
         """A row of figures; all rows of a table have the same columns."""
         self._found["tables"].setdefault(table, []).append(values)
         print(f"{table}: {values}", flush=True)
         self._write()
 
-    def forget(self, table: str) -> None:
+    def forget(self, table):
         """Rows that are to be told anew."""
         self._found["tables"].pop(table, None)
 
-    def note(self, text: str) -> None:
-        """Adds a note that a reader of the figures needs."""
+    def note(self, text):
+        """What a reader of the figures needs to know."""
         self._found["notes"].append(text)
         print(text, flush=True)
         self._write()
 
     @contextmanager
-    def guarded(self, name: str) -> Iterator[None]:
+    def guarded(self, name):
         """An exception of the block is a check that failed; the section goes on."""
         try:
             yield
@@ -57,25 +54,30 @@ class Findings:
             traceback.print_exc()
             self.check(name, False, f"{type(error).__name__}: {str(error)[-600:]}")
 
-    def finish(self) -> None:
-        """The section has come to its end."""
+    def finish(self):
         self._found["finished"] = True
         self._write()
 
     @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
+    def failed(self):
         return not all(check["ok"] for check in self._found["checks"])
 
-    def _write(self) -> None:
+    def _write(self):
         scratch = self._path.with_suffix(".new")
         scratch.write_text(json.dumps(self._found, indent=1))
         os.replace(scratch, self._path)
 
 
-def section(name: str, work: Callable[[Findings, Any], None], options: Any) -> int:
-    """The main program of a section; ``options.result``: where the findings go. Returns its exit code."""
-    findings = Findings(Path(options.result))
+def section(name, work, description, *flags):
+    """The main program of a section: ``work(findings, options)``. Returns its exit code. Needs no torch."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--result", type=Path, required=True, help="file for the findings")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time that it has")
+    parser.add_argument("--device", choices=["cuda", "fake", "cpu"], default="cuda", help="others: rehearsals")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    findings = Findings(options.result)
     with findings.guarded(f"section {name}"):
         work(findings, options)
     findings.finish()

@@ -1,9 +1,6 @@
 """A group of plain torch.distributed in ranks of the engine: the peer, and what the ranks tell each other by."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 import torch
@@ -16,7 +13,7 @@ ROUNDS, FEW_ROUNDS = 7, 3
 TURN_S = 0.04
 
 
-def join(port: int, device: torch.device, limit_s: float) -> None:
+def join(port, device, limit_s):
     """Bagua's group of all ranks, and NCCL's (Gloo's on the CPU) beside it."""
     os.environ["BAGUA_TORCH_DISTRIBUTED"] = "0"  # the peer's group is torch's, not Bagua's in its place
     bagua.init_process_group()
@@ -29,14 +26,14 @@ def join(port: int, device: torch.device, limit_s: float) -> None:
     )
 
 
-def agreed(value: float, device: torch.device) -> float:
+def agreed(value, device):
     """Rank 0's value."""
     said = torch.tensor([value], dtype=torch.float32, device=device)
     dist.broadcast(said, 0)
     return float(said.item())
 
 
-def in_turns(works: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+def in_turns(works, device):
     """Median seconds of each, measured in turns, as many times on all ranks."""
     repeats = {}
     for name, work in works.items():
@@ -45,7 +42,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], device: torch.device) ->
         if once < TURN_S:  # what takes longer is warm, and measured well enough
             once = agreed(seconds_per_turn(work, 4, device), device)
         repeats[name] = repeats_for(once, TURN_S)
-    taken: dict[str, list[float]] = {name: [] for name in works}
+    taken = {name: [] for name in works}
     for _ in range(rounds_for(repeats.values())):
         for name, work in works.items():
             dist.barrier()
@@ -53,19 +50,19 @@ def in_turns(works: Mapping[str, Callable[[], object]], device: torch.device) ->
     return {name: median(values) for name, values in taken.items()}
 
 
-def rounds_for(repeats: Iterable[int]) -> int:
+def rounds_for(repeats):
     """Fewer where one turn alone takes long."""
     return ROUNDS if min(repeats) > 1 else FEW_ROUNDS
 
 
-def cost_of(seconds: Iterable[float]) -> float:
+def cost_of(seconds):
     """Seconds that ``in_turns`` needs for works of which each takes so long."""
     known = [(one, repeats_for(one, TURN_S)) for one in seconds]
     rounds = rounds_for(repeats for _, repeats in known) if known else 0
     return sum(one * (2 + 4 * (one < TURN_S) + rounds * repeats) for one, repeats in known)
 
 
-def predicted(known: Mapping[int, float], size: int) -> float:
+def predicted(known, size):
     """Seconds that work of this size takes, by those of the sizes before: as much more as from the last but one to the
     last, and with one alone in proportion; a half more than that, since not all grows so evenly."""
     *before, last = sorted(known)
@@ -74,7 +71,7 @@ def predicted(known: Mapping[int, float], size: int) -> float:
     return 1.5 * (known[last] + slope * max(0, size - last))
 
 
-def slowest(seconds: float, device: torch.device) -> float:
+def slowest(seconds, device):
     """The largest of all ranks' values."""
     value = torch.tensor([seconds], dtype=torch.float32, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)

@@ -56,29 +56,29 @@ class Work:
     decoded: Sequence[Any] = field(default_factory=tuple)
 
 
-def address_of(place: Any) -> int | None:
+def address_of(place):
     """Of an array of numpy's, of a tensor of torch's, or the address itself."""
     if place is None or isinstance(place, int):
         return place
-    address: int = place.data_ptr() if hasattr(place, "data_ptr") else place.ctypes.data
+    address = place.data_ptr() if hasattr(place, "data_ptr") else place.ctypes.data
     return address
 
 
-def _pointers(places: Sequence[Any]) -> Any:
+def _pointers(places):
     return (ctypes.c_void_p * max(1, len(places)))(*(address_of(place) for place in places))
 
 
 class Kernels:
     """The library. Calls launch on ``stream`` and return at once; RuntimeError tells CUDA's number of the error."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self._library = ctypes.CDLL(path)
 
-    def load(self) -> None:
+    def load(self):
         """bagua_kernels_load()."""
         self._checked("bagua_kernels_load", self._library.bagua_kernels_load())
 
-    def transcode(self, work: Work, stream: int = 0) -> None:
+    def transcode(self, work, stream=0):
         """bagua_kernels_transcode()."""
         call = Transcode(
             work.codec,
@@ -96,16 +96,14 @@ class Kernels:
         )
         self._launch("bagua_kernels_transcode", call, stream)
 
-    def reduce(
-        self, dtype: int, op: int, inputs: Sequence[Any], output: Any, count: int, divisor: int, stream: int = 0
-    ) -> None:
+    def reduce(self, dtype, op, inputs, output, count, divisor, stream=0):
         """bagua_kernels_reduce()."""
         call = Reduce(dtype, op, count, _pointers(inputs), len(inputs), address_of(output), divisor)
         self._launch("bagua_kernels_reduce", call, stream)
 
-    def _launch(self, name: str, call: ctypes.Structure, stream: int) -> None:
+    def _launch(self, name, call, stream):
         self._checked(name, getattr(self._library, name)(ctypes.byref(call), ctypes.c_void_p(stream)))
 
-    def _checked(self, name: str, code: int) -> None:
+    def _checked(self, name, code):
         if code:
             raise RuntimeError(f"{name}: CUDA error {code}")

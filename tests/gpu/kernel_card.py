@@ -1,14 +1,11 @@
 """Memory and kernels of the card through plain C interfaces (no torch: compute-sanitizer watches these programs), and
 the same on the CPU by the core, for rehearsals."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 import bagua.csrc
-from gpu.kernel_abi import Kernels, Work
+from gpu.kernel_abi import Kernels
 
 Array = npt.NDArray[Any]
 TO_CARD, FROM_CARD, ON_CARD = 1, 2, 3
 MISSING = "No CUDA runtime (libcudart.so) was found; name it in BAGUA_DEVICE_CUDART."
 
 
-def _runtime() -> ctypes.CDLL:
+def _runtime():
     places = [os.environ.get("BAGUA_DEVICE_CUDART", "")]
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -37,17 +34,17 @@ def _runtime() -> ctypes.CDLL:
 class CudaMemory:
     """Memory of card 0: an address. Raises RuntimeError with the error's number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._cuda = _runtime()
-        self._sizes: dict[int, int] = {}
+        self._sizes = {}
         self.here()
 
-    def _checked(self, name: str, *arguments: Any) -> None:
+    def _checked(self, name, *arguments):
         code = getattr(self._cuda, name)(*arguments)
         if code:
             raise RuntimeError(f"{name}: CUDA error {code}")
 
-    def empty(self, nbytes: int) -> int:
+    def empty(self, nbytes):
         """Memory of the card; what lies in it is not known."""
         pointer = ctypes.c_void_p()
         self._checked("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)))
@@ -55,50 +52,50 @@ class CudaMemory:
         self._sizes[pointer.value] = nbytes
         return pointer.value
 
-    def put(self, array: Array) -> int:
+    def put(self, array):
         """A copy of an array."""
         address = self.empty(array.nbytes)
         self._copy(address, array.ctypes.data, array.nbytes, TO_CARD)
         self.wait(None)
         return address
 
-    def get(self, address: int, dtype: Any, count: int) -> Array:
+    def get(self, address, dtype, count):
         """A copy of what lies there, once all work before is done."""
         array = np.zeros(count, dtype)
         self._copy(array.ctypes.data, address, array.nbytes, FROM_CARD)
         self.wait(None)
         return array
 
-    def _copy(self, to: int, source: int, nbytes: int, way: int) -> None:
+    def _copy(self, to, source, nbytes, way):
         if nbytes:
             where = (ctypes.c_void_p(to), ctypes.c_void_p(source))
             self._checked("cudaMemcpyAsync", *where, ctypes.c_size_t(nbytes), way, None)
 
-    def part(self, address: int, offset: int) -> int:
+    def part(self, address, offset):
         """The address ``offset`` bytes further on."""
         return address + offset
 
-    def copy(self, to: int, source: int, nbytes: int) -> None:
+    def copy(self, to, source, nbytes):
         """Copies on the card."""
         self._copy(to, source, nbytes, ON_CARD)
 
-    def free_all(self) -> None:
+    def free_all(self):
         """Gives back all memory."""
         for address in self._sizes:
             self._checked("cudaFree", ctypes.c_void_p(address))
         self._sizes.clear()
 
-    def here(self) -> None:
+    def here(self):
         """The calling thread works on the card, too."""
         self._checked("cudaSetDevice", 0)
 
-    def stream(self) -> ctypes.c_void_p:
+    def stream(self):
         """A stream that waits for no other."""
         made = ctypes.c_void_p()
         self._checked("cudaStreamCreateWithPriority", ctypes.byref(made), 1, 0)
         return made
 
-    def wait(self, stream: ctypes.c_void_p | None) -> None:
+    def wait(self, stream):
         """Returns when a stream's work is done."""
         self._checked("cudaStreamSynchronize", stream)
 
@@ -106,26 +103,26 @@ class CudaMemory:
 class GpuCard(CudaMemory):
     """Card 0 and the kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
         self._events = [ctypes.c_void_p() for _ in range(2)]
         for event in self._events:
             self._checked("cudaEventCreate", ctypes.byref(event))
 
-    def load(self) -> None:
+    def load(self):
         """Loads all kernels, as the leg does."""
         self._kernels.load()
 
-    def transcode(self, work: Work) -> None:
+    def transcode(self, work):
         """Launches the kernel; returns at once."""
         self._kernels.transcode(work)
 
-    def reduce(self, dtype: int, op: int, inputs: Sequence[int], output: int, count: int, divisor: int) -> None:
+    def reduce(self, dtype, op, inputs, output, count, divisor):
         """Launches the kernel; returns at once."""
         self._kernels.reduce(dtype, op, inputs, output, count, divisor)
 
-    def seconds(self, work: Callable[[], object], repeats: int) -> float:
+    def seconds(self, work, repeats):
         """Seconds of one ``work`` in a row of ``repeats``, by the card's own clock."""
         self._checked("cudaEventRecord", self._events[0], None)
         for _ in range(repeats):
@@ -140,41 +137,41 @@ class GpuCard(CudaMemory):
 class CpuCard:
     """The same by the core on the CPU. Memory is an array of bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._core = bagua.csrc.load()
 
-    def empty(self, nbytes: int) -> Array:
+    def empty(self, nbytes):
         """Memory at a multiple of 64."""
         memory = np.zeros(nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + nbytes]
 
-    def put(self, array: Array) -> Array:
+    def put(self, array):
         """A copy of an array."""
         memory = self.empty(array.nbytes)
         memory[:] = array.view(np.uint8)
         return memory
 
-    def get(self, address: Array, dtype: Any, count: int) -> Array:
+    def get(self, address, dtype, count):
         """A copy of what lies there."""
-        found: Array = address[: count * np.dtype(dtype).itemsize].view(dtype).copy()
+        found = address[: count * np.dtype(dtype).itemsize].view(dtype).copy()
         return found
 
-    def part(self, address: Array, offset: int) -> Array:
+    def part(self, address, offset):
         """The address ``offset`` bytes further on."""
         return address[offset:]
 
-    def copy(self, to: Array, source: Array, nbytes: int) -> None:
+    def copy(self, to, source, nbytes):
         """Copies."""
         to[:nbytes] = source[:nbytes]
 
-    def free_all(self) -> None:
-        """Nothing to do."""
+    def free_all(self):
+        """"""
 
-    def load(self) -> None:
-        """Nothing to do."""
+    def load(self):
+        """"""
 
-    def transcode(self, work: Work) -> None:
+    def transcode(self, work):
         """The codec of the core."""
         self._core.transcode(
             work.codec,
@@ -188,11 +185,11 @@ class CpuCard:
             density=work.density,
         )
 
-    def reduce(self, dtype: int, op: int, inputs: Sequence[Array], output: Array, count: int, divisor: int) -> None:
+    def reduce(self, dtype, op, inputs, output, count, divisor):
         """The reduction of the core."""
         self._core.reduce(dtype, op, inputs, output, count, divisor)
 
-    def seconds(self, work: Callable[[], object], repeats: int) -> float:
+    def seconds(self, work, repeats):
         """Seconds of one ``work`` in a row."""
         begun = time.perf_counter()
         for _ in range(repeats):
@@ -203,24 +200,24 @@ class CpuCard:
 class EmulatedCard(CpuCard):
     """Memory of the CPU, and kernels that were compiled for it (tests/native/kernels/emulated.py)."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         super().__init__()
         self._kernels = Kernels(path)
 
-    def load(self) -> None:
+    def load(self):
         """Notes that all kernels are loaded."""
         self._kernels.load()
 
-    def transcode(self, work: Work) -> None:
+    def transcode(self, work):
         """The library's codec."""
         self._kernels.transcode(work)
 
-    def reduce(self, dtype: int, op: int, inputs: Sequence[Array], output: Array, count: int, divisor: int) -> None:
+    def reduce(self, dtype, op, inputs, output, count, divisor):
         """The library's reduction."""
         self._kernels.reduce(dtype, op, inputs, output, count, divisor)
 
 
-def emulated_library() -> str:
+def emulated_library():
     """The kernels' source over an emulated device, for memory of the CPU; BAGUA_DEVICE_KERNELS names another such
     library. Built in the cache when it is first asked for. Raises RuntimeError: the compiler's messages."""
     named = os.environ.get("BAGUA_DEVICE_KERNELS")
@@ -231,7 +228,7 @@ def emulated_library() -> str:
     return str(emulated.library(emulated.native.cache_folder()))
 
 
-def card_of(device: str) -> GpuCard | CpuCard:
+def card_of(device):
     """The card ("cuda"), the kernels' source on the CPU ("fake"), or the core's codecs in their place ("cpu")."""
     if device == "cuda":
         return GpuCard()

@@ -1,21 +1,15 @@
 """Section: every kernel gives the bits that the CPU's codec gives, sums stand beside float64, and each runs near the
 bandwidth of a plain copy. ``--quick``: few sizes and no times, for compute-sanitizer."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 import bagua.csrc
-from gpu.findings import Findings, section
+from gpu.findings import section
 from gpu.kernel_abi import Work
-from gpu.kernel_card import Array, CpuCard, card_of
-from gpu.section_options import parser
+from gpu.kernel_card import CpuCard, card_of
 
 DENSITY = 1311  # of topk: 2 %
 SIZES = (1, 31, 127, 1000, 16384, 16385, 1 << 20 | 3)
@@ -48,7 +42,7 @@ ERRORS = {
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def numbers(count: int, seed: int) -> Array:
+def numbers(count, seed):
     """Normal numbers of different sizes, with zeros and a tiny one."""
     random = np.random.default_rng(seed)
     made = random.standard_normal(count, np.float32) * np.float32(10) ** random.integers(-3, 3, count).astype(
@@ -59,19 +53,24 @@ def numbers(count: int, seed: int) -> Array:
     return made
 
 
-def many_numbers(count: int, seed: int) -> Array:
+def shifted(card, array, shift):
+    """A copy that begins ``shift`` elements behind an address that every access fits."""
+    return card.part(card.put(np.concatenate([np.zeros(shift, array.dtype), array])), shift * array.itemsize)
+
+
+def many_numbers(count, seed):
     """The same again and again: more than the caches of a card hold, but quickly made."""
     return np.resize(numbers(min(count, 1 << 22), seed), count)
 
 
-def widened(array: Array, dtype: str) -> Array:
+def widened(array, dtype):
     """As float64."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return array.astype(np.float64)
 
 
-def narrowed(array: Array, dtype: str) -> Array:
+def narrowed(array, dtype):
     """Float32 numbers as this dtype (bfloat16: its bits, cut off)."""
     if dtype == "bfloat16":
         return (array.view(np.uint32) >> 16).astype(np.uint16)
@@ -81,31 +80,33 @@ def narrowed(array: Array, dtype: str) -> Array:
 class Codecs:
     """Compares the card's codecs with the CPU's."""
 
-    def __init__(self, card: Any, findings: Findings) -> None:
+    def __init__(self, card, findings):
         self.core = bagua.csrc.load()
         self.card, self.cpu = card, CpuCard()
         self.findings = findings
 
-    def density(self, name: str) -> int:
+    def density(self, name):
         """The density to give with a codec."""
         return DENSITY if name == "topk" else 0
 
-    def length(self, name: str, count: int) -> int:
+    def length(self, name, count):
         """Bytes of a message."""
         return int(self.core.encoded_bytes(self.core.CODECS[name], count, self.density(name)))
 
-    def run(self, card: Any, name: str, count: int, variant: str) -> list[Array]:
+    def run(self, card, name, count, variant):
         """All results of one variant on one card: message, decoded, residual (as far as there are)."""
         codec, density, length = self.core.CODECS[name], self.density(name), self.length(name, count)
-        raw, other = card.put(numbers(count, 1)), card.put(numbers(count, 2))
+        shift = count % 2  # elements by which the vectors miss an address that every access fits
+        raw, other = shifted(card, numbers(count, 1), shift), shifted(card, numbers(count, 2), shift)
         first, second = card.put(np.zeros(length, np.uint8)), card.put(np.zeros(length, np.uint8))
-        decoded, message = card.put(np.full(count, 7, np.float32)), card.put(np.zeros(length, np.uint8))
-        residual = card.put(numbers(count, 3)) if variant == "residual" else None
+        decoded, message = shifted(card, np.full(count, 7, np.float32), shift), card.put(np.zeros(length, np.uint8))
+        residual = shifted(card, numbers(count, 3), shift) if variant == "residual" else None
         both = {"codec": codec, "count": count, "density": density}
         card.transcode(Work(**both, raw=[raw], message=first, decoded=[decoded]))
         card.transcode(Work(**both, raw=[other], message=second))
-        more: dict[str, Work] = {
+        more = {
             "encode": Work(**both, raw=[raw], message=message, decoded=[decoded]),
+            "in place": Work(**both, raw=[raw, other], message=message, decoded=[raw]),
             "decode": Work(**both, encoded=[first], decoded=[decoded]),
             "decode and add": Work(**both, raw=[other], encoded=[first, second], scale=1 / 3, decoded=[decoded]),
             "decode, add, encode": Work(
@@ -114,18 +115,19 @@ class Codecs:
             "residual": Work(**both, raw=[raw, other], residual=residual, message=message, decoded=[decoded]),
         }
         card.transcode(more[variant])
-        found = [card.get(message, np.uint8, length), card.get(decoded, np.uint32, count)]
+        result = raw if variant == "in place" else decoded
+        found = [card.get(message, np.uint8, length), card.get(result, np.uint32, count)]
         if residual is not None:
             found.append(card.get(residual, np.uint32, count))
         card.free_all()
         return found
 
-    def compare(self, sizes: tuple[int, ...]) -> None:
+    def compare(self, sizes):
         """All codecs, all variants, all sizes."""
         for name in self.core.CODECS:
             if name == "none":
                 continue
-            for variant in ("encode", "decode", "decode and add", "decode, add, encode", "residual"):
+            for variant in ("encode", "in place", "decode", "decode and add", "decode, add, encode", "residual"):
                 with self.findings.guarded(f"{name}: {variant}"):
                     wrong = [
                         (count, int(sum((mine != its).sum() for mine, its in zip(one, two, strict=True))))
@@ -139,7 +141,7 @@ class Codecs:
                         f"{name}: {variant}, bits of the CPU", not wrong, f"(count, wrong): {wrong}"[:300]
                     )
 
-    def messages(self) -> None:
+    def messages(self):
         """The CPU reads messages of the card, and the reverse: the same bits, and not far from float64."""
         count = 100_003
         values = np.random.default_rng(5).standard_normal(count, np.float32)
@@ -162,7 +164,7 @@ class Codecs:
                 self.findings.check(f"{name}: CPU and card read each other's messages", same)
                 self.findings.check(f"{name}: near float64", error <= most, f"relative error {error:.3g}")
 
-    def special_values(self) -> None:
+    def special_values(self):
         """Infinities and NaN go through as on the CPU."""
         values = numbers(4096, 5)
         values[[3, 600, 2000, 3500]] = [np.inf, -np.inf, np.nan, -np.nan]
@@ -180,7 +182,7 @@ class Codecs:
                     card.free_all()
                 self.findings.check(f"{name}: special values", bool((found[0] == found[1]).all()))
 
-    def conversions(self) -> None:
+    def conversions(self):
         """Small floats, which the card's own instructions convert: every code is decoded, and what lies on, beside and
         between all of them encoded, with the CPU's bits (decoded fp8 passes a NaN on by a product: it is any)."""
         for name, (code, between) in SMALL_FLOATS.items():
@@ -212,7 +214,7 @@ class Codecs:
                 self.findings.check(f"{name}: all about every code encoded", not any(wrong), f"wrong bytes: {wrong}")
 
 
-def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
+def reductions(card, findings, sizes):
     """Every dtype and operation against the CPU's bits; sums against float64."""
     core = bagua.csrc.load()
     for dtype, kind in {**FLOATS, **INTEGERS}.items():
@@ -228,7 +230,7 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
                     )
                     found = []
                     for one in (card, CpuCard()):
-                        places = [one.put(array) for array in inputs]
+                        places = [shifted(one, array, count % 2) for array in inputs]
                         output = one.put(np.zeros(count, kind))
                         one.reduce(core.DTYPES[dtype], core.OPS[op], places, output, count, 3)
                         found.append(one.get(output, kind, count))
@@ -244,7 +246,7 @@ def reductions(card: Any, findings: Findings, sizes: tuple[int, ...]) -> None:
                 findings.check(f"reduce {dtype} {op}", not wrong, "; ".join(wrong))
 
 
-def odd_halves(card: Any, findings: Findings) -> None:
+def odd_halves(card, findings):
     """Every float16 and bfloat16 through the device's own conversions, with the CPU's bits. Only what makes a NaN or
     passes it on by an operation may give it other ones, and a sum, mean or product is one, of a single input, too."""
     core = bagua.csrc.load()
@@ -267,7 +269,7 @@ def odd_halves(card: Any, findings: Findings) -> None:
                     findings.check(title, not wrong.any(), f"{wrong.sum()} wrong: {every[wrong][:5]}")
 
 
-def huge(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
+def huge(codecs, card, findings, count):
     """The end of very long vectors, to which numbers are copied on the card, beside the CPU's work on that end alone.
     It takes 10 bytes of the card's memory for each element."""
     some = numbers(min(1 << 22, count // 2), 7)
@@ -297,7 +299,7 @@ def huge(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
     card.free_all()
 
 
-def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int, Callable[[], None]]]:
+def works(codecs, card, count):
     """(codec, what, bytes moved, work) of everything that is timed."""
     raw, other, residual, decoded = (card.put(many_numbers(count, seed)) for seed in range(4))
     floats = 4 * count
@@ -325,7 +327,7 @@ def works(codecs: Codecs, card: Any, count: int) -> Iterator[tuple[str, str, int
             yield f"mean of {inputs} {dtype}", "reduce", nbytes, lambda of=of: card.reduce(*of)
 
 
-def bandwidth(codecs: Codecs, card: Any, findings: Findings, count: int) -> None:
+def bandwidth(codecs, card, findings, count):
     """GB/s of each kernel (bytes read and written) beside a copy's in the same rounds."""
     here, there = card.empty(4 * count), card.empty(4 * count)
     copy = lambda: card.copy(there, here, 4 * count)  # noqa: E731
@@ -346,7 +348,7 @@ def bandwidth(codecs: Codecs, card: Any, findings: Findings, count: int) -> None
     card.free_all()
 
 
-def work(findings: Findings, device: str, quick: bool) -> None:
+def work(findings, device, quick):
     """Everything, or with ``quick`` the checks at few sizes."""
     card = card_of(device)
     codecs = Codecs(card, findings)
@@ -367,12 +369,5 @@ def work(findings: Findings, device: str, quick: bool) -> None:
         bandwidth(codecs, card, findings, BIG if device == "cuda" else REHEARSED_BIG)
 
 
-def options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    made = parser(__doc__)
-    made.add_argument("--quick", action="store_true", help="few sizes and no times")
-    return made.parse_args(words)
-
-
 if __name__ == "__main__":
-    sys.exit(section("kernels", lambda findings, given: work(findings, given.device, given.quick), options()))
+    sys.exit(section("kernels", lambda findings, given: work(findings, given.device, given.quick), __doc__, "--quick"))

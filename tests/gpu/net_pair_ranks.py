@@ -6,8 +6,6 @@ what is measured is the network. NCCL takes two ranks on one card for hosts if t
 it for the process (since 2.25): each rank has a copy of the library of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import importlib.util
@@ -19,9 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,43 +42,43 @@ class UniqueId(ctypes.Structure):
 class Nccl:
     """A copy of NCCL in a file of its own. Raises RuntimeError with NCCL's words."""
 
-    def __init__(self, original: str, folder: Path) -> None:
+    def __init__(self, original, folder):
         copied = folder / Path(original).name
         shutil.copyfile(original, copied)
         # Nothing of the other copy's (or of torch's, were it here) may stand in for a symbol of this one.
         self._library = ctypes.CDLL(str(copied), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name, *arguments):
         """Calls a function of NCCL."""
         code = getattr(self._library, name)(*arguments)
         if code:
             raise RuntimeError(f"{name}: {self._library.ncclGetErrorString(code).decode()}")
 
-    def unique_id(self) -> UniqueId:
+    def unique_id(self):
         """For a new communicator."""
         made = UniqueId()
         self.call("ncclGetUniqueId", ctypes.byref(made))
         return made
 
-    def communicator(self, id: UniqueId, ranks: int, rank: int) -> ctypes.c_void_p:
+    def communicator(self, id, ranks, rank):
         """Returns when all ranks are there."""
         made = ctypes.c_void_p()
         self.call("ncclCommInitRank", ctypes.byref(made), ranks, id, rank)
         return made
 
-    def remember_host(self, name: str) -> None:
+    def remember_host(self, name):
         """It is this host from now on: a first communicator looks."""
         os.environ["NCCL_HOSTID"] = name
         self.end(self.communicator(self.unique_id(), 1, 0))
 
-    def end(self, communicator: ctypes.c_void_p) -> None:
+    def end(self, communicator):
         """Returns when all ranks have called it."""
         self.call("ncclCommFinalize", communicator)
         self.call("ncclCommDestroy", communicator)
 
 
-def nccl_path() -> str:
+def nccl_path():
     """The library that torch uses, or the system's. Raises RuntimeError."""
     places = [os.environ.get("BAGUA_DEVICE_NCCL", "")]
     spec = importlib.util.find_spec("nvidia")
@@ -98,7 +94,7 @@ def nccl_path() -> str:
 class Pair:
     """Two ranks, a thread each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.card = CudaMemory()
         original = nccl_path()
         self.copies = []
@@ -111,12 +107,12 @@ class Pair:
         id = self.copies[0].unique_id()
         self.communicators = self.both(lambda rank: self.copies[rank].communicator(id, RANKS, rank), PATIENCE_S)
 
-    def both(self, work: Callable[[int], Any], limit_s: float) -> list[Any]:
+    def both(self, work, limit_s):
         """``work`` of both ranks at the same time; what they return. Raises RuntimeError: one failed, or is not over
         in time, after which the process can only end."""
-        came: queue.Queue[tuple[int, Any, Exception | None]] = queue.Queue()
+        came = queue.Queue()
 
-        def body(rank: int) -> None:
+        def body(rank):
             try:
                 self.card.here()
                 self._meet.wait(limit_s)
@@ -127,7 +123,7 @@ class Pair:
         for rank in range(RANKS):
             threading.Thread(target=body, args=(rank,), daemon=True).start()
         until = time.monotonic() + limit_s
-        results: dict[int, Any] = {}
+        results = {}
         while len(results) < RANKS:
             try:
                 rank, value, error = came.get(timeout=max(0.1, until - time.monotonic()))
@@ -139,16 +135,16 @@ class Pair:
             results[rank] = value
         return [results[rank] for rank in range(RANKS)]
 
-    def allreduce(self, rank: int, data: list[int], count: int) -> None:
+    def allreduce(self, rank, data, count):
         """Enqueues it."""
         address = ctypes.c_void_p(data[rank])
         which = (self.communicators[rank], self.streams[rank])
         self.copies[rank].call("ncclAllReduce", address, address, ctypes.c_size_t(count), FLOAT, SUM, *which)
 
-    def seconds(self, data: list[int], count: int, repeats: int, limit_s: float) -> float:
+    def seconds(self, data, count, repeats, limit_s):
         """Of one all-reduce in a row, until both streams are done."""
 
-        def row(rank: int) -> float:
+        def row(rank):
             begun = time.perf_counter()
             for _ in range(repeats):
                 self.allreduce(rank, data, count)
@@ -158,11 +154,11 @@ class Pair:
         return max(self.both(row, limit_s))
 
 
-def measure(pair: Pair, sizes: list[int], until: float) -> tuple[dict[int, float], str]:
+def measure(pair, sizes, until):
     """Seconds of an all-reduce of so many bytes, and why it ended too early. Sizes for which there is no time are left
     out."""
     data = [pair.card.put(np.zeros(max(sizes) // 4, np.float32)) for _ in range(RANKS)]
-    found: dict[int, float] = {}
+    found = {}
     for size in sizes:
         left = max(1.0, until - time.monotonic())
         try:
@@ -177,7 +173,7 @@ def measure(pair: Pair, sizes: list[int], until: float) -> tuple[dict[int, float
     return found, ""
 
 
-def right(pair: Pair) -> bool:
+def right(pair):
     """Whether a sum is."""
     count = 1000
     data = [pair.card.put((rank + 1) * np.arange(count, dtype=np.float32)) for rank in range(RANKS)]
@@ -186,7 +182,7 @@ def right(pair: Pair) -> bool:
     return all(bool((pair.card.get(address, np.float32, count) == wanted).all()) for address in data)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes")

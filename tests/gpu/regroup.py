@@ -1,13 +1,10 @@
 """Section: an elastic job loses a rank in a training step. How soon do the others go on, and with right results?"""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from rig.ranks.engine_hosts import make_ranks
@@ -16,8 +13,7 @@ from rig.ranks.placing import environment
 from gpu import regroup_rank
 from gpu.common import median
 from gpu.faults import killed_at
-from gpu.findings import Findings, section
-from gpu.section_options import options
+from gpu.findings import section
 
 HOSTS = ((0, 1), (2,))
 VICTIM, WAITER = 1, 2
@@ -32,7 +28,7 @@ AFTER_S = 10.0
 ROUTES = ("flat", "staged")
 
 
-def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, function: Any, **more: Any) -> Any:
+def run(findings, name, given, route, limit_s, function, **more):
     """Returns when the victim was killed, and the results of the others."""
     real = given.device == "cuda"
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
@@ -51,7 +47,7 @@ def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, f
         return killed, [one.result() for one in ranks.started if one.rank != VICTIM]
 
 
-def step_is_repeated(findings: Findings, given: Any, route: str, limit_s: float) -> None:
+def step_is_repeated(findings, given, route, limit_s):
     """All gradients are averaged in each step."""
     killed, found = run(findings, route, given, route, limit_s, regroup_rank.loses_one, cut=CUT, steps=STEPS)
     worlds = [3] * CUT + [2] * (STEPS - CUT)
@@ -73,20 +69,9 @@ def step_is_repeated(findings: Findings, given: Any, route: str, limit_s: float)
         target="met" if pause <= TARGET_S else "missed",
         **{"a step before, ms": median(lasted[2:CUT]) * 1e3, "the step after, ms": lasted[CUT + 1] * 1e3},
     )
-    for number, one in enumerate(found):
-        renewed = [spell for spell in one["taken"]["renew"] if spell[0] > killed]
-        made = [end - begun for begun, end in one["taken"]["create_comm"] if begun > killed]
-        findings.row(
-            "parts of it",
-            route=route,
-            survivor=number,
-            **{"until the leg is closed, ms": (renewed[0][0] - killed) * 1e3},
-            **{"another leg, ms": sum(end - begun for begun, end in renewed) * 1e3},
-            **{"communicators, ms": sum(made) * 1e3, "made": len(made)},
-        )
 
 
-def averages_go_on(findings: Findings, given: Any, route: str, limit_s: float) -> None:
+def averages_go_on(findings, given, route, limit_s):
     """Weights are averaged in the background; one rank is in a barrier when another one is lost."""
     name = f"{route}, asynchronous averages"
     killed, found = run(findings, name, given, route, limit_s, regroup_rank.averages, waiter=WAITER, steps=5)
@@ -96,7 +81,7 @@ def averages_go_on(findings: Findings, given: Any, route: str, limit_s: float) -
     findings.row("asynchronous averages: from the kill to the end of a barrier", route=route, s=met)
 
 
-def work(findings: Findings, given: Any) -> None:
+def work(findings, given):
     """Each case in ranks of its own."""
     begun = time.monotonic()
     cases = [(case, route) for case in (step_is_repeated, averages_go_on) for route in ROUTES]
@@ -108,4 +93,4 @@ def work(findings: Findings, given: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(section("regroup", work, options(__doc__)))
+    sys.exit(section("regroup", work, __doc__))

@@ -1,20 +1,13 @@
 """A rank of the section ``regroup``: an elastic job on the card that loses a member in the middle of a step."""
 
-from __future__ import annotations
-
-import functools
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.session import current
 from gpu.common import device_of
 from gpu.training_rank import Training, layers_of, quiet
@@ -23,7 +16,7 @@ RATE = 0.1  # parameters move so far that a lost gradient is seen beside roundin
 KILLED = "KILLED"
 
 
-def kill_self(*_: object) -> None:
+def kill_self(*_):
     """Says when, by the clock that all processes share."""
     print(f"{KILLED} {time.monotonic()}", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -32,7 +25,7 @@ def kill_self(*_: object) -> None:
 class Job:
     """One model in training, with batches of this member's own."""
 
-    def __init__(self, kind: str, size: tuple[int, int, int]) -> None:
+    def __init__(self, kind, size):
         quiet()
         self.device = device_of(kind)
         bagua.init_process_group()
@@ -40,13 +33,13 @@ class Job:
         self.member = current().membership.member
         self.training = self.plain(self.member)
 
-    def plain(self, member: int) -> Training:
+    def plain(self, member):
         """A model that is not wrapped, and the batch of a member."""
         made = Training(layers_of(*self.size, self.device, batches_of=member))
         made.optimizer.param_groups[0]["lr"] = RATE
         return made
 
-    def step(self) -> float:
+    def step(self):
         """One step; returns when the card was done with it. It waits for this stream alone: on another one an average
         may be under way, which waits for a rank that is in a barrier."""
         self.training.step()
@@ -55,18 +48,17 @@ class Job:
         return time.monotonic()
 
 
-def loses_one(kind: str, size: tuple[int, int, int], victim: int, cut: int, steps: int) -> dict[str, Any]:
+def loses_one(kind, size, victim, cut, steps):
     """Trains; the victim is killed in backward of step ``cut``, in its middle. Returns when each step ended, how many
-    members it was of, how far the parameters are from those of one process that has the batches of these members, the
-    parameters, and when the leg and its communicators were made anew."""
+    members it was of, how far the parameters are from those of one process that has the batches of these members, and
+    the parameters."""
     job = Job(kind, size)
     job.training.with_bagua()
-    taken = note_calls("renew", "create_comm")
     ended, worlds = [time.monotonic()], []
     for step in range(steps):
         if step == cut and job.member == victim:
             parameters = list(job.training.model.parameters())
-            parameters[len(parameters) // 2].register_post_accumulate_grad_hook(kill_self)  # type: ignore[no-untyped-call]
+            parameters[len(parameters) // 2].register_post_accumulate_grad_hook(kill_self)
         ended.append(job.step())
         worlds.append(bagua.get_world_size())
     everybody = range(worlds[0])
@@ -77,55 +69,37 @@ def loses_one(kind: str, size: tuple[int, int, int], victim: int, cut: int, step
         "worlds": worlds,
         "apart": apart(mine, flat(job.plain(0).model), reference(job, members_of)),
         "parameters": mine.cpu(),
-        "taken": taken,
     }
 
 
-def note_calls(*names: str) -> dict[str, list[tuple[float, float]]]:
-    """When calls of the rank's connection to the card began and ended from now on, by name."""
-    [lane] = devices(current()).all()
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-
-    def note(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        begun = time.monotonic()
-        try:
-            return call(*arguments)
-        finally:
-            taken[name].append((begun, time.monotonic()))
-
-    for name in names:
-        setattr(lane, name, functools.partial(note, name, getattr(lane, name)))
-    return taken
-
-
-def reference(job: Job, members_of: list[list[int]]) -> torch.Tensor:
+def reference(job, members_of):
     """Parameters of one process that has the batches of these members in each step."""
     losses = {member: job.plain(member).loss_of for member in members_of[0]}
     one = job.plain(0)
     for members in members_of:
         one.optimizer.zero_grad()
         for member in members:
-            (losses[member](one.model) / len(members)).backward()  # type: ignore[no-untyped-call]
+            (losses[member](one.model) / len(members)).backward()
         one.optimizer.step()
     return flat(one.model)
 
 
-def flat(model: nn.Module) -> torch.Tensor:
+def flat(model):
     """All parameters."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def apart(mine: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> float:
+def apart(mine, before, wanted):
     """By the way that the parameters went."""
     return float((mine - wanted).norm() / (wanted - before).norm())
 
 
-def averages(kind: str, size: tuple[int, int, int], waiter: int, victim: int, steps: int) -> dict[str, Any]:
+def averages(kind, size, waiter, victim, steps):
     """Asynchronous averages: one member waits in a barrier while another one is killed and the others train on. Returns
     when the barrier was over, and whether averages came after it."""
     job = Job(kind, size)
     algorithm = Algorithm.init("async", sync_interval_ms=0)
-    job.training.model = job.training.model.with_bagua([job.training.optimizer], algorithm)  # type: ignore[operator]
+    job.training.model = job.training.model.with_bagua([job.training.optimizer], algorithm)
     for _ in range(steps):
         job.step()
     bagua.barrier()
@@ -141,8 +115,8 @@ def averages(kind: str, size: tuple[int, int, int], waiter: int, victim: int, st
             job.step()
     bagua.barrier()
     met = time.monotonic()
-    rounds = job.training.model.bagua_algorithm.rounds  # type: ignore[union-attr]
-    while job.training.model.bagua_algorithm.rounds == rounds:  # type: ignore[union-attr]
+    rounds = job.training.model.bagua_algorithm.rounds
+    while job.training.model.bagua_algorithm.rounds == rounds:
         job.step()
     finite = bool(flat(job.training.model).isfinite().all())
     return {"met": met, "finite": finite, "world": bagua.get_world_size()}

@@ -1,15 +1,10 @@
 """The report of the GPU tests: one JSON document, and the same as tables in Markdown. Pure."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 OK, FAILED, STOPPED, SKIPPED, LEFT = "ok", "failed", "stopped", "skipped", "left"
 """Of a section. Skipped: this machine has nothing to check it with; left: there was no time."""
 
 
-def status_of(found: Mapping[str, Any] | None, code: int | None) -> str:
+def status_of(found, code):
     """Of a section: ``found`` is its file (None: it wrote none), ``code`` its exit code (None: stopped)."""
     if code is None:
         return STOPPED
@@ -18,21 +13,21 @@ def status_of(found: Mapping[str, Any] | None, code: int | None) -> str:
     return OK if found["checks"] else SKIPPED
 
 
-def to_do(previous: Mapping[str, Any] | None, names: Sequence[str], digest: str) -> list[str]:
+def to_do(previous, names, digest):
     """Sections that a run has to do: those that an earlier report (same sources, same card) does not have as done."""
     if previous is None or previous.get("digest") != digest:
         return list(names)
     return [name for name in names if previous["sections"].get(name, {}).get("status") != OK]
 
 
-def cell(value: Any) -> str:
+def cell(value):
     """A value as people read it: three digits that count."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows):
     """Rows as a table; columns in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *[[cell(row.get(name, "")) for name in columns] for row in rows]]
@@ -44,7 +39,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def markdown(report):
     """The whole report for people: what the machine is, a line for each section, checks that failed, all figures."""
     machine = report["machine"]
     lines = [f"# GPU tests, {report['date']}", ""]
@@ -52,7 +47,6 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += ["REHEARSAL ON A CPU: it shows that the programs run. No figure here says anything about a GPU.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     lines += [f"- seconds in all: {report['seconds']:.0f}", ""]
-    lines += [f"**{words}**", ""] if (words := slices(report["sections"])) else []
     rows = []
     for name, one in report["sections"].items():
         checks = one.get("found", {}).get("checks", [])
@@ -65,30 +59,14 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-SLICE_US = 1000.0
-
-
-def slices(sections: Mapping[str, Any]) -> str:
-    """Whether ranks that share the card wait for each other's time slices, by what ``net`` found; empty if not."""
-    tables = sections.get("net", {}).get("found", {}).get("tables", {})
-    small = [row for rows in tables.values() for row in rows if row.get("bytes") == 1024]
-    times = [row[name] for row in small for name in ("sockets us", "Bagua-Net us")]
-    if not times or min(times) < SLICE_US:
-        return ""
-    return (
-        f"An all-reduce of 1 KiB between two ranks takes {min(times) / 1000:.1f} ms here: processes take turns on the "
-        "card, and a hop may cost a turn. Figures of several ranks on one card measure time slices, not the network."
-    )
-
-
-def _targets(one: Mapping[str, Any]) -> dict[str, str]:
+def _targets(one):
     """How many of the figures that have a target meet it."""
     figures = [row for rows in one.get("found", {}).get("tables", {}).values() for row in rows if row.get("target")]
     met = sum(row["target"] == "met" for row in figures)
     return {"targets": f"{met} of {len(figures)}" if figures else ""}
 
 
-def _of_section(name: str, one: Mapping[str, Any]) -> list[str]:
+def _of_section(name, one):
     found = one.get("found") or {"checks": [], "tables": {}, "notes": []}
     lines = [f"## {name}: {one['title']}", ""]
     if one.get("why"):

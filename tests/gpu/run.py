@@ -6,8 +6,6 @@ network, no git, no installation. Results: DIR/report.json, DIR/report.md, DIR/l
 and sources, it does what is left. Exit codes: 0 all is well, 1 something failed, 2 wrong arguments, 3 no GPU here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -17,10 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests
 
@@ -49,9 +44,7 @@ STAND_INS = {
 class Run:
     """One run: the machine, the folders, the report so far."""
 
-    def __init__(
-        self, options: argparse.Namespace, found: machine.Machine, work: Path, started: float | None = None
-    ) -> None:
+    def __init__(self, options, found, work, started=None):
         """``started``: by the monotonic clock, if it was before now."""
         self.options = options
         self.machine = found
@@ -59,31 +52,31 @@ class Run:
         self.started = time.monotonic() if started is None else started
         self.device = "fake" if options.rehearse else "cuda"
         self.patience = PATIENCE if options.rehearse else 1
-        digest = f"{tree.digest()} {found.card or 'cpu'} {found.torch}"
+        digest = f"{tree.digest()} {found['card'] or 'cpu'} {found['torch']}"
         previous = None if options.again else _previous(options.out / "report.json")
         names = [section.name for section in sections.by_name(options.sections)]
         self.to_do = sections.by_name(left) if (left := report.to_do(previous, names, digest)) else []
         kept = previous["sections"] if previous and previous.get("digest") == digest else {}
         self.cache = os.environ.get("BAGUA_CACHE_DIR") or str(cache_folder(work))
-        self.lacking = found.lacking()
-        self.running: list[tuple[sections.Section, float]] = []
-        self.report: dict[str, Any] = {
+        self.lacking = set()  # what could not be built
+        self.running = []
+        self.report = {
             "date": time.strftime("%Y-%m-%d %H:%M:%S"),
             "digest": digest,
             "rehearsal": options.rehearse,
-            "machine": {**asdict(found), "cores": len(os.sched_getaffinity(0)), **machine.state()},
+            "machine": {**found, "cores": len(os.sched_getaffinity(0)), **machine.state()},
             "seconds": 0.0,
             "sections": kept,
         }
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, **more):
         """Variables that every process of this run gets."""
         tests = Path(__file__).resolve().parents[1]
         paths = [str(self.work / "site"), str(tests), os.environ.get("PYTHONPATH", "")]
         # Ranks would try again to build kernels that could not be built, each of them: empty means none.
         none = {"BAGUA_DEVICE_KERNELS": ""} if "kernels" in self.lacking else {}
         return {
-            "BAGUA_CUDA_ARCHS": self.machine.arch,
+            "BAGUA_CUDA_ARCHS": self.machine["arch"],
             **none,
             **os.environ,
             MARK: str(os.getpid()),
@@ -96,11 +89,11 @@ class Run:
             **more,
         }
 
-    def left_s(self) -> float:
+    def left_s(self):
         """Seconds until the whole must be over."""
         return float(self.options.seconds) - (time.monotonic() - self.started) / self.patience
 
-    def build(self) -> None:
+    def build(self):
         """Builds everything side by side; what fails is told, and the sections that don't need it run all the same."""
         wanted = {**BUILDS, **STAND_INS} if self.options.rehearse else BUILDS
         if self.options.rehearse and not shutil.which("nvcc"):
@@ -110,7 +103,7 @@ class Run:
         begun = time.monotonic()
         started = {
             name: subprocess.Popen(
-                [self.machine.python, "-c", code],
+                [sys.executable, "-c", code],
                 env=self.environment(MAX_JOBS=jobs),
                 stdout=logs[name],
                 stderr=subprocess.STDOUT,
@@ -118,7 +111,7 @@ class Run:
             )
             for name, code in wanted.items()
         }
-        found: dict[str, Any] = {"checks": [], "tables": {"seconds to build": []}, "notes": [], "finished": True}
+        found = {"checks": [], "tables": {"seconds to build": []}, "notes": [], "finished": True}
         for name, process in started.items():
             code = _wait(process, min(BUILD_LIMIT_S, self.left_s()) * self.patience - (time.monotonic() - begun))
             seconds = time.monotonic() - begun
@@ -126,7 +119,7 @@ class Run:
             words = logs[name].read().strip()
             found["checks"].append({"name": f"build {name}", "ok": code == 0, "detail": words[-1500:]})
             if code:
-                self.lacking[name] = "it could not be built"
+                self.lacking.add(name)
             found["tables"]["seconds to build"].append({"what": name, "at most": seconds})
             print(f"built {name}: {'ok' if code == 0 else f'FAILED ({code}): {words[-1500:]}'}", flush=True)
         sweep()
@@ -135,7 +128,7 @@ class Run:
         self.report["sections"] = {"build": {**one, "found": found}, **self.report["sections"]}
         self.write()
 
-    def do_group(self, group: Sequence[sections.Section], limit_s: float) -> None:
+    def do_group(self, group, limit_s):
         """Runs sections side by side, each in a process of its own, and takes their results."""
         limit_s *= self.patience
         if not limit_s:
@@ -145,14 +138,14 @@ class Run:
         begun = time.monotonic()
         started = []
         for section in group:
-            missing = [f"{name} ({self.lacking[name]})" for name in section.needs if name in self.lacking]
+            missing = [name for name in section.needs if name in self.lacking]
             if missing:
-                self._take(section, report.FAILED, 0.0, f"It needs {', '.join(missing)}.")
+                self._take(section, report.FAILED, 0.0, f"It needs {', '.join(missing)}, which could not be built.")
                 continue
             print(f"\n== {section.name}: {section.title} ({limit_s:.0f} s)", flush=True)
             result = self.work / f"{section.name}.json"
             result.unlink(missing_ok=True)
-            command = [self.machine.python, "-m", f"gpu.{section.module}", "--result", str(result)]
+            command = [sys.executable, "-m", f"gpu.{section.name}", "--result", str(result)]
             command += ["--seconds", f"{limit_s:.0f}", "--device", self.device]
             with (self.work / f"{section.name}.log").open("w") as log:
                 process = subprocess.Popen(
@@ -171,11 +164,11 @@ class Run:
             self._take(section, status, time.monotonic() - begun, why, found)
         sweep()
 
-    def _found(self, section: sections.Section) -> dict[str, Any] | None:
+    def _found(self, section):
         """The findings that the section has written."""
         return _previous(self.work / f"{section.name}.json")
 
-    def end(self) -> None:
+    def end(self):
         """Ends what runs, where this run itself is ended from outside, and keeps what it had found."""
         sweep()
         for section, begun in list(self.running):
@@ -183,10 +176,8 @@ class Run:
             self._take(section, report.STOPPED, seconds, "The run was ended.", self._found(section))
         self.write()
 
-    def _take(
-        self, section: sections.Section, status: str, seconds: float, why: str, found: dict[str, Any] | None = None
-    ) -> None:
-        one: dict[str, Any] = {"title": section.title, "status": status, "seconds": seconds, "why": why}
+    def _take(self, section, status, seconds, why, found=None):
+        one = {"title": section.title, "status": status, "seconds": seconds, "why": why}
         if found is not None:
             one["found"] = found
         self.running = [other for other in self.running if other[0] is not section]
@@ -194,33 +185,33 @@ class Run:
         print(f"{section.name}: {status}, {seconds:.0f} s {why}", flush=True)
         self.write()
 
-    def write(self) -> None:
+    def write(self):
         """Writes the report as it is now."""
         self.report["seconds"] = time.monotonic() - self.started
-        out: Path = self.options.out
+        out = self.options.out
         _replace(out / "report.json", json.dumps(self.report, indent=1))
         _replace(out / "report.md", report.markdown(self.report))
         logs = [(log.stem, log.read_text(errors="replace")) for log in sorted(self.work.glob("*.log"))]
         _replace(out / "log.txt", "".join(f"==== {name}\n{text[-200_000:]}\n" for name, text in logs))
 
 
-def _previous(path: Path) -> dict[str, Any] | None:
+def _previous(path):
     """The document in a file; None if there is none, or half of one."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
     return found
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path, text):
     """Writes the file whole, whenever this run may be killed."""
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text)
     os.replace(scratch, path)
 
 
-def cache_folder(work: Path) -> Path:
+def cache_folder(work):
     """Where builds are kept for the next run on this machine: where the library keeps them, or in ``work`` if nothing
     can be written there."""
     try:
@@ -231,7 +222,7 @@ def cache_folder(work: Path) -> Path:
         return work / "cache"
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+def _wait(process, limit_s):
     """The exit code; None if it had to be killed at its limit."""
     try:
         return process.wait(max(0.1, limit_s))
@@ -241,7 +232,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
         return None
 
 
-def sweep() -> int:
+def sweep():
     """Kills what this run's processes left behind, ranks in sessions of their own too; returns how many."""
     wanted, killed = f"{MARK}={os.getpid()}".encode(), 0
     for folder in Path("/proc").iterdir():
@@ -256,7 +247,7 @@ def sweep() -> int:
     return killed
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(words=None):
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder of the report")
@@ -273,11 +264,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> int:
+def main():
     begun = time.monotonic()  # what follows may have to look for a Python for a while
     options = arguments()
     try:
-        found = machine.find(machine.candidates(), gpu=not options.rehearse)
+        found = machine.find(gpu=not options.rehearse)
     except machine.NoMachine as error:
         print(error, file=sys.stderr)
         return 3
@@ -287,7 +278,7 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         run = Run(options, found, work.resolve(), begun)
         tree.make_site(run.work / "site")
-        print(f"{found.card or 'CPU'}, torch {found.torch}, {len(run.to_do)} sections to do", flush=True)
+        print(f"{found['card'] or 'CPU'}, torch {found['torch']}, {len(run.to_do)} sections to do", flush=True)
         run.write()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         groups = sections.groups(run.to_do)

@@ -1,7 +1,5 @@
 """Section: compute-sanitizer over the checks of the kernels, one tool after the other, as long as time lasts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,31 +7,29 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import bagua.csrc
 from gpu import machine
-from gpu.findings import Findings, section
-from gpu.section_options import options
+from gpu.findings import section
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = 86
 """Exit code that the sanitizer is told to give when it found something."""
 
 
-def command(program: str, tool: str, result: Path) -> list[str]:
+def command(program, tool, result):
     """One tool over the quick checks."""
     check = [sys.executable, "-m", "gpu.kernels", "--quick", "--device", "cuda", "--result", str(result)]
     return [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", *check]
 
 
-def summary(text: str) -> str:
+def summary(text):
     """The sanitizer's own words: its lines begin with =====."""
     lines = [line for line in text.splitlines() if line.startswith("=========")]
     return "\n".join(lines[-12:])
 
 
-def run_tool(words: list[str], limit_s: float) -> tuple[int | None, str]:
+def run_tool(words, limit_s):
     """Exit code and output; None if it had to be ended, with what it watches: the sanitizer starts that as a process
     of its own, which would go on, and hold the card."""
     kernels = os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library())  # else it would run nvcc
@@ -46,7 +42,7 @@ def run_tool(words: list[str], limit_s: float) -> tuple[int | None, str]:
             env={**os.environ, "BAGUA_DEVICE_KERNELS": kernels},
         )
         try:
-            code: int | None = process.wait(max(1.0, limit_s))
+            code = process.wait(max(1.0, limit_s))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -55,7 +51,7 @@ def run_tool(words: list[str], limit_s: float) -> tuple[int | None, str]:
         return code, output.read()
 
 
-def work(findings: Findings, given: Any) -> None:
+def work(findings, given):
     """Each tool in turn."""
     program = machine.sanitizer()
     if program is None or given.device != "cuda":
@@ -67,7 +63,7 @@ def work(findings: Findings, given: Any) -> None:
     watch(findings, program, deadline)
 
 
-def watch(findings: Findings, program: str, deadline: float) -> None:
+def watch(findings, program, deadline):
     """Each tool in turn; fails if time sufficed for none."""
     late, over = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -89,4 +85,4 @@ def watch(findings: Findings, program: str, deadline: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(section("sanitizer", work, options(__doc__)))
+    sys.exit(section("sanitizer", work, __doc__))

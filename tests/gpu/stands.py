@@ -1,7 +1,5 @@
 """Section: what every algorithm must stand, on CUDA tensors; see algorithms.py."""
 
-from __future__ import annotations
-
 import sys
 
 from gpu.algorithms import run, stands_for

@@ -1,7 +1,5 @@
 """Makes the packages of a working tree importable where nothing can be installed: a copy, by pyproject's mapping."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tomllib
@@ -11,13 +9,13 @@ ROOT = Path(__file__).resolve().parents[2]
 _RUBBISH = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
-def package_folders() -> dict[str, Path]:
+def package_folders():
     """Top of each package tree ("bagua", "bagua.csrc", ...) and its folder; those that hold others come first."""
     mapping = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     return {name: ROOT / folder for name, folder in sorted(mapping.items())}
 
 
-def make_site(site: Path) -> Path:
+def make_site(site):
     """A folder for PYTHONPATH with all packages, made anew."""
     shutil.rmtree(site, ignore_errors=True)
     for name, folder in package_folders().items():
@@ -25,7 +23,7 @@ def make_site(site: Path) -> Path:
     return site
 
 
-def digest() -> str:
+def digest():
     """Names the sources of the packages and of these tests: a report is resumed with the same ones only."""
     found = hashlib.sha256()
     folders = [*package_folders().values(), ROOT / "tests" / "gpu", ROOT / "tests" / "contract", ROOT / "tests" / "rig"]
