@@ -14,6 +14,7 @@ namespace {
 
 std::mutex mutex;
 std::vector<std::string> lines;  // mutex
+const NetV11* other = nullptr;
 
 void logger(LogLevel level, unsigned long, const char* file, int line, const char* format, ...) {
   char text[1024];
@@ -42,20 +43,29 @@ const NetV11& net() {
     return ncclNetPlugin_v11.init(&context, 1, nullptr, logger, nullptr) == kSuccess;
   }();
   CHECK(ready);
-  return ncclNetPlugin_v11;
+  return other != nullptr ? *other : ncclNetPlugin_v11;
+}
+
+void use(const NetV11* table) {
+  net();
+  other = table;
+}
+
+void meet(void* handle, Pair* pair, int seconds) {
+  const int64_t deadline = now_ns() + seconds * kNsPerS;
+  while (pair->sender == nullptr || pair->receiver == nullptr) {
+    if (pair->sender == nullptr) CHECK_EQ(net().connect(nullptr, 0, handle, &pair->sender, nullptr), kSuccess);
+    if (pair->receiver == nullptr) CHECK_EQ(net().accept(pair->listener, &pair->receiver, nullptr), kSuccess);
+    CHECK(now_ns() < deadline);
+    std::this_thread::yield();
+  }
 }
 
 Pair connected() {
   Pair pair;
   char handle[kHandleBytes];
   CHECK_EQ(net().listen(nullptr, 0, handle, &pair.listener), kSuccess);
-  const int64_t deadline = now_ns() + 30 * kNsPerS;
-  while (pair.sender == nullptr || pair.receiver == nullptr) {
-    if (pair.sender == nullptr) CHECK_EQ(net().connect(nullptr, 0, handle, &pair.sender, nullptr), kSuccess);
-    if (pair.receiver == nullptr) CHECK_EQ(net().accept(pair.listener, &pair.receiver, nullptr), kSuccess);
-    CHECK(now_ns() < deadline);
-    std::this_thread::yield();
-  }
+  meet(handle, &pair);
   return pair;
 }
 

@@ -17,9 +17,12 @@ struct Pair {
   void* receiver = nullptr;
 };
 
-// The table of version 11, initialised for loopback.
+// The table of version 11, initialised for loopback, or the one that was given to use().
 const NetV11& net();
+void use(const NetV11* table);  // nullptr: this program's own
 Pair connected();
+// Calls connect and accept in turn until both ends are there.
+void meet(void* handle, Pair* pair, int seconds = 30);
 void close(Pair* pair);
 
 // Bytes that depend on their place and on `seed`.

@@ -4,8 +4,10 @@ They call the plugin's tables as NCCL does, both ends in one process, on loopbac
 ``python tests/native/nccl_net/test_nccl_net_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from bagua import csrc
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import native_build as native  # noqa: E402
 
-SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
+SUITES = ["fault_test", "parts_test", "small_test", "transfer_test"]
 
 
-def sources(folder: Path) -> list[Path]:
+def sources(folder):
     """The plugin, what it is linked with, the harness, the suites; in as few units as names without linkage allow."""
-    core: Path = native.CORE
+    core = native.CORE
     base = [core / "base" / f"{name}.cpp" for name in ("fd", "random", "scarcity", "sha256", "text")]
     return [
         *(unit for files in native.groups_of("nccl_net") for unit in native.join(files, folder)),
@@ -33,16 +37,12 @@ def sources(folder: Path) -> list[Path]:
     ]
 
 
-def build(name: str, folder: Path, full: bool = True) -> Path:
-    """Compiles and links one build of the test program; returns the program.
-
-    Raises:
-        RuntimeError: the compiler's messages.
-    """
+def build(name, folder, full=True):
+    """Compiles and links one build of the test program; returns it. Raises RuntimeError: the compiler's messages."""
     lean = [] if full else native.LEAN[name]
     flags = [*native.COMMON, *native.BUILDS[name], *lean, *native.INCLUDES, f"-I{HERE.parent}", f"-I{HERE}"]
 
-    def compile_unit(source: Path) -> Path:
+    def compile_unit(source):
         headers = [*sorted((native.CSRC / "nccl_net").glob("*.h")), *sorted(HERE.glob("*.h"))]
         key = native.content_key(
             [*native.with_headers(source), *headers], native.compiler_version(), *flags, str(source)
@@ -62,56 +62,85 @@ def build(name: str, folder: Path, full: bool = True) -> Path:
     return program
 
 
-def suites(name: str, helpers: str) -> list[str]:
-    """All with helper threads, what moves large messages without them. spread_test, which waits for the network for
-    seconds, is run once in each build: with them where TSan looks for races."""
-    chosen = {"transfer_test", "fault_test"} if helpers == "0" else set(SUITES)
-    chosen.discard("spread_test")
-    if (helpers != "0") == (name == "tsan"):
-        chosen.add("spread_test")
-    return sorted(chosen)
+def run(name, program, arguments, **variables):
+    """Runs suites, with settings of the plugin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BAGUA_NET_CONNECT_TIMEOUT", "1")
+        if name != "tsan":  # which sees no locks of a library that is built without it
+            patch.setenv("BAGUA_TEST_PLUGIN", str(csrc.net_plugin()))
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        return native.run(name, program, arguments)
 
 
-# Helpers join in wherever the machine has two cores or twenty.
-def run(name: str, program: Path, arguments: list[str], helpers: str) -> "subprocess.CompletedProcess[str]":
-    """Runs suites with so many helper threads."""
-    os.environ["BAGUA_NET_THREADS"] = helpers
-    try:
-        result: subprocess.CompletedProcess[str] = native.run(name, program, arguments)
-    finally:
-        del os.environ["BAGUA_NET_THREADS"]
-    return result
-
-
-# ASan runs in every test run; TSan, and the plain build, which other tests drive through ctypes, with --full.
+# ASan runs in every test run; TSan, and the plain build, with --full.
 @pytest.fixture(
     scope="module",
     params=[pytest.param(name, marks=() if name == "asan" else pytest.mark.full) for name in ("plain", "asan", "tsan")],
 )
-def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
+def program(request):
     """Name of the build and its program."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    name = str(request.param)
-    return name, build(name, native.cache_folder(), request.config.getoption("--full"))
+    return request.param, build(request.param, native.cache_folder(), request.config.getoption("--full"))
 
 
-@pytest.mark.timeout(600)  # the first one of a build waits for the compiler
-@pytest.mark.parametrize("helpers", ["0", "2"])
-def test_nccl_net_native(program: tuple[str, Path], helpers: str) -> None:
-    """All suites under one build, without helper threads and with them."""
-    name, path = program
-    result = run(name, path, suites(name, helpers), helpers)
+def check(result):
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
-def main(arguments: list[str]) -> int:
+# Helpers join in wherever the machine has two cores or twenty.
+@pytest.mark.timeout(600)  # the first one of a build waits for the compiler
+@pytest.mark.parametrize("helpers", ["0", "2"])
+def test_suites(program, helpers):
+    """All of them with helper threads, what moves large messages without them."""
+    check(run(*program, SUITES if helpers == "2" else ["fault_test", "transfer_test"], BAGUA_NET_THREADS=helpers))
+
+
+@pytest.mark.timeout(600)
+def test_streams_and_statistics(program, tmp_path):
+    """One line for each end of a connection, when it is closed."""
+    stats = tmp_path / "statistics"
+    check(run(*program, ["spread_test"], BAGUA_NET_STATS=str(stats)))
+    figures = [json.loads(line) for line in stats.read_text().splitlines()]
+    assert sorted(each["direction"] for each in figures) == ["receive", "receive", "send", "send"]
+    for each in figures:
+        assert each["bytes"] == sum(each["stream_bytes"]) + each["inline_bytes"] > 40 << 20
+        assert each["messages"] >= 40 and not each["failed"]
+
+
+@pytest.mark.timeout(600)
+def test_other_settings(program, tmp_path):
+    """IPv6; small chunks on many sockets, nothing beside the header; statistics that can't be written."""
+    if program[0] == "plain":
+        pytest.skip("the sanitizers have it")
+    settings = {"BAGUA_NET_STREAMS": "32", "BAGUA_NET_CHUNK": "16K", "BAGUA_NET_INLINE": "0", "BAGUA_NET_HELP": "0"}
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            settings["NCCL_SOCKET_FAMILY"] = "AF_INET6"
+    except OSError:
+        pass  # this machine's loopback has no IPv6 address
+    settings |= {"BAGUA_NET_THREADS": "2", "BAGUA_NET_STATS": str(tmp_path / "no" / "folder")}
+    check(run(*program, ["transfer_test.every_size_arrives_whole", "transfer_test.connections_at_random"], **settings))
+
+
+def test_the_library_that_is_shipped():
+    """NCCL opens it beside torch's libraries: only its tables are to be seen, and nothing of theirs is needed."""
+    library = csrc.net_plugin()
+    command = ["nm", "--dynamic", "--defined-only", str(library)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1].partition("@")[0] for line in shown.splitlines()}
+    assert names == {"ncclNetPlugin_v8", "ncclNetPlugin_v11"}
+    needed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    assert not any(word in needed for word in ("torch", "cuda", "nccl.so", "not found")), needed
+
+
+def main(arguments):
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    path = build(name, native.cache_folder())
-    result = run(name, path, arguments[1:], os.environ.get("BAGUA_NET_THREADS", "2"))
+    result = run(name, build(name, native.cache_folder()), arguments[1:])
     print(result.stdout, end="")
-    return int(result.returncode)
+    return result.returncode
 
 
 if __name__ == "__main__":

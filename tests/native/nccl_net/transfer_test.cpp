@@ -1,11 +1,16 @@
 // Messages of all sizes through the plugin.
+#include <dlfcn.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
 
+#include "base/clock.h"
 #include "rig.h"
 
 namespace bagua::nccl_net::rig {
@@ -51,60 +56,186 @@ TEST(every_size_arrives_whole) {
   close(&pair);
 }
 
-TEST(many_in_flight_of_mixed_sizes) {
-  Pair pair = connected();
-  std::mt19937_64 random(7);
+// One connection, and what a correct plugin would have done with it.
+class Pipe {
+ public:
+  void send(size_t size) {
+    Flight flight{sizes_.size(), nullptr, pattern(size, sizes_.size())};
+    CHECK_EQ(net().isend(pair_.sender, flight.data.data(), size, 0, nullptr, nullptr, &flight.request), kSuccess);
+    CHECK_EQ(flight.request == nullptr, sending_.size() == kMaxRequests);
+    if (flight.request == nullptr) return;
+    sizes_.push_back(size);
+    sending_.push_back(std::move(flight));
+  }
+  void receive(size_t spare) {
+    // A message that was not sent yet may be of any size.
+    const size_t size = (posted_ < sizes_.size() ? sizes_[posted_] : kMost) + spare;
+    Flight flight{posted_, reinterpret_cast<void*>(1), std::vector<uint8_t>(size, 0xee)};  // as NCCL leaves it for LL
+    void* data = flight.data.data();
+    size_t room = size;
+    int tag = 0;
+    CHECK_EQ(net().irecv(pair_.receiver, 1, &data, &room, &tag, nullptr, nullptr, &flight.request), kSuccess);
+    CHECK_EQ(flight.request == nullptr, receiving_.size() == kMaxRequests);
+    if (flight.request == nullptr) return;
+    ++posted_;
+    receiving_.push_back(std::move(flight));
+  }
+  // Asks for one of those that are under way, in any order, as NCCL may.
+  void test(bool sends, size_t which) {
+    std::vector<Flight>& flights = sends ? sending_ : receiving_;
+    if (flights.empty()) return;
+    Flight& flight = flights[which % flights.size()];
+    int done = 0, size = -1;
+    CHECK_EQ(net().test(flight.request, &done, &size), kSuccess);
+    if (done == 0) return;
+    CHECK(flight.message < sizes_.size());  // nothing comes that was not sent
+    CHECK_EQ(static_cast<size_t>(size), sizes_[flight.message]);
+    const std::vector<uint8_t> data = pattern(sizes_[flight.message], flight.message);
+    CHECK(std::equal(data.begin(), data.end(), flight.data.begin()));
+    CHECK(std::all_of(flight.data.begin() + size, flight.data.end(), [](uint8_t b) { return b == 0xee; }));
+    std::swap(flight, flights.back());
+    flights.pop_back();
+  }
+  // All that was sent arrives.
+  void drain() {
+    const int64_t deadline = now_ns() + 60 * kNsPerS;
+    while (!sending_.empty() || posted_ < sizes_.size() ||
+           std::any_of(receiving_.begin(), receiving_.end(), [&](auto& f) { return f.message < sizes_.size(); })) {
+      if (posted_ < sizes_.size()) receive(0);
+      for (size_t i = 0; i < kMaxRequests; ++i) test(true, i), test(false, i);
+      CHECK(now_ns() < deadline);
+    }
+  }
+  void end() { close(&pair_); }
+
+  static constexpr size_t kMost = 400000;
+
+ private:
   struct Flight {
+    size_t message;
     void* request;
-    size_t size;
     std::vector<uint8_t> data;
   };
-  std::vector<Flight> sending;
-  std::vector<Flight> receiving;
-  std::vector<size_t> sizes;
-  for (int i = 0; i < 400; ++i) {
-    const unsigned kind = random() % 4;
-    sizes.push_back(kind == 0 ? 0 : random() % (kind == 1 ? 100 : kind == 2 ? 40000 : 600000));
-  }
-  size_t sent = 0;
-  size_t posted = 0;
-  while (sent < sizes.size() || !sending.empty() || !receiving.empty()) {
-    if (sent < sizes.size() && random() % 2 == 0) {
-      Flight flight{nullptr, sizes[sent], pattern(sizes[sent], sent)};
-      CHECK_EQ(net().isend(pair.sender, flight.data.data(), flight.size, 0, nullptr, nullptr, &flight.request),
-               kSuccess);
-      CHECK_EQ(flight.request == nullptr, sending.size() == kMaxRequests);
-      if (flight.request != nullptr) sending.push_back(std::move(flight)), ++sent;
+  Pair pair_ = connected();
+  std::vector<size_t> sizes_;
+  std::vector<Flight> sending_, receiving_;
+  size_t posted_ = 0;
+};
+
+// All that NCCL may do with some connections, by chance.
+TEST(connections_at_random) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 8; ++round) {
+    std::vector<std::unique_ptr<Pipe>> pipes;
+    pipes.push_back(std::make_unique<Pipe>());
+    for (int step = 0; step < 500; ++step) {
+      const size_t at = random() % pipes.size();
+      const unsigned kind = random() % 40;
+      if (kind == 0 && pipes.size() < 4) pipes.push_back(std::make_unique<Pipe>());
+      if (kind == 1 && pipes.size() > 1) {  // with whatever is under way
+        pipes[at]->end();
+        pipes.erase(pipes.begin() + static_cast<ptrdiff_t>(at));
+        continue;
+      }
+      Pipe& pipe = *pipes[at];
+      if (kind < 8) pipe.send(kind < 3 ? 0 : random() % (kind < 5 ? 100 : kind < 7 ? 40000 : Pipe::kMost));
+      if (kind >= 8 && kind < 15) pipe.receive(random() % 3);
+      for (unsigned i = 0; kind >= 15 && i <= kind; ++i) pipe.test(kind % 2 == 0, random() % kMaxRequests);
     }
-    if (posted < sizes.size() && random() % 2 == 0) {
-      Flight flight{nullptr, posted, std::vector<uint8_t>(sizes[posted] + random() % 3)};
-      void* data = flight.data.data();
-      size_t size = flight.data.size();
-      int tag = 0;
-      CHECK_EQ(net().irecv(pair.receiver, 1, &data, &size, &tag, nullptr, nullptr, &flight.request), kSuccess);
-      CHECK_EQ(flight.request == nullptr, receiving.size() == kMaxRequests);
-      if (flight.request != nullptr) receiving.push_back(std::move(flight)), ++posted;
-    }
-    // In any order, as NCCL may.
-    if (!sending.empty()) {
-      const size_t at = random() % sending.size();
-      int done = 0;
-      CHECK_EQ(net().test(sending[at].request, &done, nullptr), kSuccess);
-      if (done != 0) sending.erase(sending.begin() + static_cast<ptrdiff_t>(at));
-    }
-    if (!receiving.empty()) {
-      const size_t at = random() % receiving.size();
-      int done = 0;
-      int size = -1;
-      CHECK_EQ(net().test(receiving[at].request, &done, &size), kSuccess);
-      if (done == 0) continue;
-      const std::vector<uint8_t> data = pattern(sizes[receiving[at].size], receiving[at].size);
-      CHECK_EQ(static_cast<size_t>(size), data.size());
-      CHECK(data.empty() || std::memcmp(data.data(), receiving[at].data.data(), data.size()) == 0);
-      receiving.erase(receiving.begin() + static_cast<ptrdiff_t>(at));
+    for (const auto& pipe : pipes) {
+      pipe->drain();
+      pipe->end();
     }
   }
+}
+
+// Of several listeners, and of one that takes several, each connection has its own other end.
+TEST(connections_that_are_made_side_by_side) {
+  constexpr size_t kListeners = 16, kAll = kListeners + 3;
+  char handles[kAll][kHandleBytes];
+  Pair pairs[kAll];
+  for (size_t i = 0; i < kListeners; ++i) {
+    CHECK_EQ(net().listen(nullptr, 0, handles[i], &pairs[i].listener), kSuccess);
+  }
+  for (size_t i = kListeners; i < kAll; ++i) std::memcpy(handles[i], handles[0], kHandleBytes);
+  std::vector<void*> of_first;
+  for (size_t missing = kAll; missing > 0;) {
+    for (size_t i = kAll; i-- > 0;) {
+      if (pairs[i].sender != nullptr) continue;
+      CHECK_EQ(net().connect(nullptr, 0, handles[i], &pairs[i].sender, nullptr), kSuccess);
+      void* receiver = nullptr;
+      Pair& to = pairs[i < kListeners ? i : 0];
+      CHECK_EQ(net().accept(to.listener, &receiver, nullptr), kSuccess);
+      if (receiver != nullptr && to.listener == pairs[0].listener) of_first.push_back(receiver);
+      if (receiver != nullptr && to.listener != pairs[0].listener) to.receiver = receiver;
+      if (pairs[i].sender != nullptr) --missing;
+    }
+  }
+  std::vector<uint32_t> sent(kAll), got(kAll, ~0u);
+  std::vector<void*> out, in;
+  for (uint32_t i = 0; i < kAll; ++i) {
+    sent[i] = i;
+    if (i == 0 || i >= kListeners) pairs[i].receiver = of_first[i == 0 ? 0 : i - kListeners + 1];
+    in.push_back(receive(pairs[i], &got[i], sizeof got[i]));
+    out.push_back(send(pairs[i], &sent[i], sizeof sent[i]));
+  }
+  for (uint32_t i = 0; i < kAll; ++i) {
+    CHECK_EQ(finish(out[i]), kSuccess);
+    CHECK_EQ(finish(in[i]), kSuccess);
+    if (i > 0 && i < kListeners) EXPECT_EQ(got[i], i);
+  }
+  std::sort(got.begin(), got.end());
+  EXPECT(got == sent);  // those of one listener in any order
+  for (Pair& pair : pairs) close(&pair);
+}
+
+TEST(the_older_table_carries_messages) {
+  net();
+  const NetV8& old = ncclNetPlugin_v8;
+  Pair pair;
+  char handle[kHandleBytes];
+  CHECK_EQ(old.listen(0, handle, &pair.listener), kSuccess);
+  while (pair.sender == nullptr || pair.receiver == nullptr) {
+    if (pair.sender == nullptr) CHECK_EQ(old.connect(0, handle, &pair.sender, nullptr), kSuccess);
+    if (pair.receiver == nullptr) CHECK_EQ(old.accept(pair.listener, &pair.receiver, nullptr), kSuccess);
+  }
+  std::vector<uint8_t> data = pattern(8000, 1), buffer(9000, 0xee);
+  void* to = buffer.data();
+  void *in = nullptr, *out = nullptr, *flush = nullptr;
+  int room = 9000, tag = 0, size = 0;
+  CHECK_EQ(old.irecv(pair.receiver, 1, &to, &room, &tag, nullptr, &in), kSuccess);
+  CHECK_EQ(old.isend(pair.sender, data.data(), 8000, 0, nullptr, &out), kSuccess);
+  CHECK_EQ(finish(out, &size), kSuccess);
+  EXPECT_EQ(size, 8000);
+  CHECK_EQ(finish(in, &size), kSuccess);
+  EXPECT_EQ(size, 8000);
+  EXPECT(std::equal(data.begin(), data.end(), buffer.begin()) && buffer[8000] == 0xee);
+  CHECK_EQ(old.iflush(pair.receiver, 1, &to, &size, nullptr, &flush), kSuccess);
+  EXPECT(flush == nullptr);  // memory of the host
   close(&pair);
+}
+
+// NCCL closes the library after the last communicator, and may open it again: no thread may run in what is gone.
+TEST(the_library_is_closed_and_opened_again) {
+  const char* const path = std::getenv("BAGUA_TEST_PLUGIN");
+  if (path == nullptr) test::skip("BAGUA_TEST_PLUGIN does not name a plugin");
+  net();
+  const size_t threads = thread_count();
+  for (int round = 0; round < 3; ++round) {
+    void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library != nullptr);
+    use(static_cast<NetV11*>(::dlsym(library, "ncclNetPlugin_v11")));
+    void* context = nullptr;
+    CHECK_EQ(net().init(&context, 1, nullptr, nullptr, nullptr), kSuccess);
+    Pair pair = connected();
+    transfer(pair, 8 << 20, 0);
+    close(&pair);
+    CHECK_EQ(net().finalize(context), kSuccess);
+    use(nullptr);
+    CHECK_EQ(::dlclose(library), 0);
+    const int64_t deadline = now_ns() + 30 * kNsPerS;
+    while (thread_count() != threads) CHECK(now_ns() < deadline);
+  }
 }
 
 TEST(small_messages_pass_a_large_one_whose_end_waits) {
