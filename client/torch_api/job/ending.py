@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from textwrap import indent
-from types import FrameType, TracebackType
+from types import BuiltinFunctionType, FrameType, TracebackType
 from typing import NoReturn
 
 from bagua import csrc
@@ -152,8 +152,6 @@ class ProgramWatch:
         self._root = _outermost(sys._current_frames()[threading.main_thread().ident or 0])
         if self._hook is None:
             csrc.load().on_system_exit(self._note_exit)
-            if sys.version_info < (3, 12) and sys.exit is _EXIT:
-                sys.exit = _exit
         if self._hook is None or sys.excepthook is sys.__excepthook__:
             before = self._hook = sys.excepthook
 
@@ -204,12 +202,13 @@ def _outermost(frame: FrameType) -> FrameType:
     return frame
 
 
-_EXIT = sys.exit
-
-
 def _exit(status: object = None, /) -> NoReturn:
     """``sys.exit``. Before version 3.12 the interpreter's own makes no SystemExit until somebody looks at it."""
     raise SystemExit(status)
+
+
+if sys.version_info < (3, 12) and isinstance(sys.exit, BuiltinFunctionType):
+    sys.exit = _exit  # at import: ``sys.exit(main())`` looks the function up before a session begins in ``main``
 
 
 WATCH = ProgramWatch()

@@ -151,20 +151,18 @@ def _leave_child() -> None:
 
 
 def _leave(end: End | None) -> None:
-    """Leaves the job at the end of the process. ``end`` None: it is not known, and the end of the process tells the
-    daemon."""
+    """Leaves the job at the end of the process. ``end`` None: it is a SystemExit whose code is not known."""
     session, torch_group = CURRENT.session, _Torch.group
     if session is None or torch_group is None or session.pid != os.getpid():
         return
     _Torch.group = None
-    if session.dismissed:
+    if session.dismissed or end is None:  # the daemon sees the code; without a farewell code 0 would be a loss
         torch_group.abandon()
-        session.close()
+        session.close("" if session.dismissed else "SystemExit")
     elif end == GOOD_ORDER and not session.failed:
         session.end()
         torch_group.close()
         session.close()
     else:
-        if end is not None:
-            session.fail(end)
+        session.fail(end)
         torch_group.abandon()

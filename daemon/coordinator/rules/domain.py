@@ -246,7 +246,8 @@ class JobRecord:
     stalls: int = 0  # how often, in a row, a generation was suspended without a step though nobody was lost
     passes: int = 0  # backward passes that some rank had begun, as far as is known
     stalled_passes: int = 0  # the same when the first of the stalls was seen
-    accusations: tuple[tuple[str, str], ...] = ()  # pairs of nodes that could not talk in these generations
+    # Pairs of nodes that could not talk in these generations; of one with itself: its daemon was started again.
+    accusations: tuple[tuple[str, str], ...] = ()
     put_out: tuple[tuple[str, str, float], ...] = ()  # (node, run of its daemon, until when) for its links
     master_addr: str = ""  # MASTER_ADDR of its ranks: the first host
     master_port: int = 0  # MASTER_PORT of its ranks

@@ -96,14 +96,10 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     no step was made since, the hosts that can't talk with each other are parted when all have spoken."""
     suspended = evidence.suspended
     anew = _anew(job, now, options)
-    # Hosts whose daemon was started again, or replaced, name themselves: no link is broken, and nothing has stalled.
-    began = {host.node_id for host in job.hosts if host.node_id in host.accused}
+    links, restarts, began = _accusations(job, () if anew else job.accusations)
     stalls = (0 if anew else job.stalls) + (not began)
-    told = ((host.node_id, other) for host in job.hosts for other in host.accused if host.node_id not in began)
-    told = (pair for pair in told if pair[1] not in began)
-    pairs = pairs_between((*(() if anew else job.accusations), *told), (host.node_id for host in job.hosts))
     known = {node_id for node_id, _, _ in job.put_out}  # who comes back with a broken link has had its chance
-    parting = bool(pairs) and (stalls > 1 or any(known.intersection(pair) for pair in pairs))
+    parting = bool(links) and (stalls > 1 or any(known.intersection(pair) for pair in links))
     accused = {name for host in suspended for name in host.lost_hosts}
     awaited = (host for host in job.hosts if parting or host.node_id in accused)
     alive = all(host.suspended or (parting and host.phase is Phase.STOPPED) for host in awaited)
@@ -114,7 +110,11 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     if now < at:
         return None, at
     if parting:
-        return _part(job, evidence, pairs, now, options), None
+        return _part(job, evidence, links, now, options), None
+    if killed := {node_id for node_id, _ in restarts if restarts.count((node_id, node_id)) > options.max_stalls}:
+        text = f"was started again {options.max_stalls + 1} times in a row, and no step was made meanwhile"
+        lost = {host.node_id: f"the daemon on node {host.name} {text}" for host in job.hosts if host.node_id in killed}
+        return _leave_out(job, evidence, lost, now, options), None
     words = f"node {first.name}: {first.suspended}"
     if stalls > options.max_stalls:
         text = f"the connections broke {stalls} times in a row, though no member is lost; the last time: {words}"
@@ -125,25 +125,46 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     plan = Plan.PLANNED if _only_newcomers(job, evidence) else Plan.AT_ONCE
     if plan is Plan.PLANNED:
         step = survivors(job, (), now, newcomers_stay=True)
-    stalled = job.passes if anew else job.stalled_passes
-    reason = _reason(job, words, step)
-    return replace(step, reason=reason, stalls=stalls, stalled_passes=stalled, accusations=pairs, plan=plan), None
+    stalled, accusations = job.passes if anew else job.stalled_passes, (*links, *restarts)
+    step = replace(step, stalls=stalls, stalled_passes=stalled, accusations=accusations, plan=plan)
+    return replace(step, reason=_reason(job, words, step)), None
+
+
+def _accusations(job: JobRecord, before: Sequence[Pair]) -> tuple[tuple[Pair, ...], list[Pair], set[str]]:
+    """Returns (broken links; a pair of a node with itself for each time that its daemon was started again; nodes where
+    that is why the job is suspended). Those of ``before`` are among the first two."""
+    # Such a daemon names itself: no link is broken, and nothing has stalled.
+    began = {host.node_id for host in job.hosts if host.node_id in host.accused}
+    told = ((host.node_id, other) for host in job.hosts for other in host.accused)
+    told = (pair for pair in told if not began.intersection(pair))
+    links = pairs_between((*before, *told), (host.node_id for host in job.hosts))
+    restarts = [pair for pair in before if pair[0] == pair[1]]
+    if len(began) < len(job.hosts):  # else nobody is left who tells of steps
+        restarts += sorted((node_id, node_id) for node_id in began)
+    return links, restarts, began
 
 
 def _anew(job: JobRecord, now: float, options: Options) -> bool:
     """True unless the job has stalled before and has made no step since: whoever begins another backward pass has
     committed the one before. Programs that have no model of ours tell of no passes: they have a time."""
     late = now >= job.placed_clock + options.stall_s + job.patience_s
-    return late or not job.stalls or job.passes > job.stalled_passes
+    return late or not (job.stalls or job.accusations) or job.passes > job.stalled_passes
 
 
 def _part(job: JobRecord, evidence: Evidence, pairs: Sequence[Pair], now: float, options: Options) -> Step:
     """Goes on without the hosts that cover all broken links."""
     out = put_out(job.hosts, pairs)
-    lost, entries = {}, []
+    lost = {}
     for host in (host for host in job.hosts if host.node_id in out):
         others = names(sorted({*sum((pair for pair in pairs if host.node_id in pair), ())} - {host.node_id}))
         lost[host.node_id] = f"node {host.name} is put out, since nothing passes between it and {others}"
+    return _leave_out(job, evidence, lost, now, options)
+
+
+def _leave_out(job: JobRecord, evidence: Evidence, lost: dict[str, str], now: float, options: Options) -> Step:
+    """Goes on without these hosts, which are asked again later. ``lost``: node -> why."""
+    entries = []
+    for host in (host for host in job.hosts if host.node_id in lost):
         before = sum(node_id == host.node_id for node_id, _, _ in job.put_out)
         until = now + min(options.mend_s * 2.0 ** min(before, 30), options.most_rejoin_s)
         entries.append((host.node_id, host.boot_id, until))

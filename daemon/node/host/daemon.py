@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +203,7 @@ class NodeDaemon:
             works = (self._fence.run(), self._jobs.expire(), self._session.run())
             for task in (tasks := [asyncio.ensure_future(work) for work in works]):
                 closing.push_async_callback(_end_task, task)
-            await self._until_stopped(tasks[-1], ready)
+            await self._until_stopped(tasks, ready)
             await self._wind_down()
         return self._exit_code
 
@@ -270,13 +270,14 @@ class NodeDaemon:
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
 
-    async def _until_stopped(self, session: asyncio.Future[None], ready: Ready) -> None:
-        stopped = asyncio.ensure_future(self._stop.wait())
+    async def _until_stopped(self, works: Sequence[asyncio.Future[Any]], ready: Ready) -> None:
+        """Raises what ends one of ``works``: without its fence a node would let a job run twice."""
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         welcome = asyncio.ensure_future(self._welcome(ready))
         try:
-            await asyncio.wait((session, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if session.done():
-                session.result()
+            done, _ = await asyncio.wait((*works, stopped), return_when=asyncio.FIRST_COMPLETED)
+            for work in done:
+                work.result()
         finally:
             stopped.cancel()
             await _end_task(welcome)

@@ -38,6 +38,7 @@ from bagua.proto import common_pb2, node_pb2
 
 WAITS_EVERY_S = 5.0
 WAITS_LONGER_THAN_S = 10.0
+CONTINUE_AGAIN_S = 1.0
 
 _EXPECTED = (launch.LaunchError, BaguaError, OSError, RuntimeError)
 
@@ -222,9 +223,18 @@ class Job:
         self.held, self._fence_at = held, at
         self.engine.set_fence(at)
         if held or stopped:
-            for rank in self.state.alive:
-                if rank.pid:
-                    signal_group(rank.pid, signal.SIGSTOP if held else signal.SIGCONT)
+            self._signal_ranks(signal.SIGSTOP if held else signal.SIGCONT)
+        if stopped and not held:  # a rank that was about to stop itself when it was held does so now
+            self._loop.call_later(CONTINUE_AGAIN_S, self._continue_again)
+
+    def _continue_again(self) -> None:
+        if not self.held:
+            self._signal_ranks(signal.SIGCONT)
+
+    def _signal_ranks(self, number: int) -> None:
+        for rank in self.state.alive:
+            if rank.pid:
+                signal_group(rank.pid, number)
 
     def start(self) -> None:
         self._log.info(

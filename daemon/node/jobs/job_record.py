@@ -125,11 +125,11 @@ class JobRecord:
             if self._done >= wanted:
                 return
             self._done = self._wanted
-            entry, owed = self._entry(), self._journal.owes(self._job_id)
+            entry = self._entry()
             try:
                 await in_thread(lambda: self._journal.write(entry))
             except OSError as error:
-                if not owed:
+                if self._again is None or self._again.done():
                     self._log.warning("the journal can't be written; it is tried again", error=disk_words(error))
                     self._again = asyncio.get_running_loop().create_task(self._save_again())
 

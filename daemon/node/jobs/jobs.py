@@ -346,7 +346,11 @@ class Jobs:
         ended = [job_id for job_id, held in self._held.items() if held.stopped and held.cleared]
         for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
             del self._held[job_id]
-            self._node.journal.remove(job_id)
+            try:
+                self._node.journal.remove(job_id)
+            except OSError as error:  # the next life forgets it again
+                self._node.log.warning("a job can't be forgotten", job=job_id, error=disk_words(error))
+                continue
             for folder in (self._node.jobs_folder, self._node.logs_folder):  # beside the loop: trees may be large
                 self._spawn_task(asyncio.to_thread(remove_tree, folder / job_id))
 

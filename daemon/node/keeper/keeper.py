@@ -99,6 +99,7 @@ class Keeper:
         self._ending = False
         self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
         self._renewal_ends = math.inf
+        self._renewal_asked = False  # by a signal, which may come in the midst of a message
         self._release = ("", "")  # the wire version and the version of the daemon
         self._code: int | None = None
         self._notifier = Notifier()  # systemd, where this is its service; the daemon does not see its socket
@@ -110,7 +111,7 @@ class Keeper:
         signal.set_wakeup_fd(waker)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGHUP, lambda number, frame: self._renew())
+        signal.signal(signal.SIGHUP, self._ask_renewal)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._notifier.status("the daemon starts, and looks for its coordinator")
         self._start()
@@ -121,6 +122,9 @@ class Keeper:
                 poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
             self._standstill.look(now := boottime())
             self._hear()  # after the look at the clock: this process may have been stopped itself
+            if self._renewal_asked:
+                self._renewal_asked = False
+                self._renew()
             looks = (self._look_at_lease(now), self._look_at_renewal(), self._look_at_start())
             wait_s = min(*looks, self._notifier.beat())
             self._standstill.expect(now + wait_s)
@@ -327,6 +331,9 @@ class Keeper:
         if self._daemon:
             os.kill(self._daemon, number)
 
+    def _ask_renewal(self, number: int, frame: object) -> None:
+        self._renewal_asked = True
+
     def _renew(self) -> None:
         """The daemon that is installed now takes over, if it understands this keeper and the ranks that run."""
         if not self._restart:
@@ -357,8 +364,9 @@ class Keeper:
         assert self._renewal is not None
         renewal, self._renewal = self._renewal, None
         assert renewal.stdout is not None
-        with renewal.stdout:
-            wire, *release = renewal.stdout.read().split() or [""]
+        with renewal.stdout:  # what builds the core may hold the other end, and live on
+            said = os.read(renewal.stdout.fileno(), 4096).decode() if code == 0 else ""
+        wire, *release = said.split() or [""]
         renewal.returncode = code
         runs = any(kept.code is None for kept in self._kept.values())
         if code != 0:

@@ -35,13 +35,14 @@ class JobGroups:
         return str(path / _PROCESSES)
 
     def processes(self, job_id: str) -> list[ProcessStatus]:
-        """Living processes in the group of a job."""
+        """Living processes in the group of a job; none where it can't be read: a program that may write there can make
+        it one of threads. Then its processes are known by their marks."""
         path = self._path(job_id)
         if path is None:
             return []
         try:
             pids = (path / _PROCESSES).read_text().split()
-        except FileNotFoundError:
+        except OSError:
             return []
         found = (read_status(int(pid)) for pid in pids)
         return [status for status in found if status is not None and status.alive]

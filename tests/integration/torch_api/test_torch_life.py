@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.job import start
 from bagua.torch_api.job.session import current
 
 
@@ -403,6 +404,9 @@ def rank_ends(how: str) -> str:
             error = ExceptionGroup("two things", [KeyError("a"), TypeError("b")])
             error.add_note("while reading")
             raise error
+        if how == "unknown":
+            start._leave(None)
+            return ""
         try:  # it ends by itself
             sys.exit(5)
         except SystemExit:
@@ -421,6 +425,7 @@ def rank_ends(how: str) -> str:
         ("finally", 1, ["has left the job, but", "while it handled ValueError: not a number"]),
         ("notes", 1, ["ExceptionGroup: two things", "while reading", "KeyError: 'a'", "TypeError: b"]),
         ("caught", 0, ["has left the job in good order"]),
+        ("unknown", 0, ["has left the job, but", "while it handled SystemExit"]),
     ],
 )
 def test_the_others_learn_how_a_rank_ended(ranks: Any, how: str, code: int, words: list[str]) -> None:

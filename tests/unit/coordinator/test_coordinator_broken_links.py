@@ -140,16 +140,52 @@ def test_a_broken_link_parts_a_job_at_the_second_stall() -> None:
     assert c.job.state is JobState.RUNNING and not c.job.accusations
 
 
+def restart(c: Cluster, began: str, passes: int = 7) -> None:
+    """The daemons of these nodes are killed, and started again."""
+    for host in c.job.hosts:
+        if host.node_id in began:
+            c.says(host.node_id, suspended="its daemon was killed", accused=(host.node_id,))
+        else:
+            lost = tuple(began)
+            c.says(
+                host.node_id, suspended="it closed the connection", suspended_nodes=lost, accused=lost, passes=passes
+            )
+    c.decide()
+    c.decide(OPTIONS.regroup_s)
+
+
 def test_daemons_that_were_started_again_are_no_broken_links() -> None:
     """An upgrade replaces one after the other, and no step is made in between."""
-    c = Cluster("ab")
-    for began, other in ("ab", "ba", "ab"):
-        c.says(other, suspended="it closed the connection", suspended_nodes=(began,), accused=(began,))
-        c.says(began, suspended="its daemon was replaced", accused=(began,))
-        c.decide()
-        c.decide(OPTIONS.regroup_s)
+    c = Cluster("abcd", most=4)
+    for began in "abcdabcd":
+        restart(c, began)
         c.enter()
-    assert c.members() == [("a", [0, 1]), ("b", [2, 3])] and c.job.generation == 4 and not c.job.stalls
+    assert len(c.members()) == 4 and c.job.generation == 9 and not c.job.stalls
+
+
+def test_a_daemon_that_is_killed_in_each_step_leaves() -> None:
+    """The others make no step as long as it stays."""
+    c = Cluster("ab")
+    for number in range(OPTIONS.max_stalls):
+        restart(c, "b")
+        assert len(c.members()) == 2 and c.job.generation == number + 2
+        c.enter()
+    restart(c, "b")
+    assert c.members() == [("a", [0, 1])]
+    words = f"the daemon on node b was started again {OPTIONS.max_stalls + 1} times in a row, and no step was made"
+    assert c.job.reason == f"generation {OPTIONS.max_stalls + 2}: {words} meanwhile; 2 ranks go on"
+    assert [(name, round(until - c.now)) for name, _, until in c.job.put_out] == [("b", 120)]
+
+
+def test_daemons_that_are_killed_while_steps_are_made_stay() -> None:
+    c = Cluster("ab")
+    for number in range(20):
+        restart(c, "b", passes=number)
+        c.enter()
+    for _ in range(20):  # nobody tells of steps where all daemons are killed
+        restart(c, "ab")
+        c.enter()
+    assert len(c.members()) == 2 and c.job.state is JobState.RUNNING
 
 
 def test_what_was_seen_in_the_first_stall_counts_in_the_second() -> None:

@@ -114,13 +114,16 @@ def test_a_frame_remembers_how_it_ended() -> None:
 
 PROGRAM = """
 import atexit, importlib.util, sys
+held = sys.exit
 spec = importlib.util.spec_from_file_location("ending", sys.argv[1])
 ending = sys.modules["ending"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ending)
 watch = ending.ProgramWatch()
 told = []
-watch.install(told.append)
-atexit.register(lambda: print("END", told, watch.end()))
+def begin(code=0):
+    watch.install(told.append)
+    atexit.register(lambda: print("END", told, watch.end()))
+    return code
 """
 
 
@@ -145,6 +148,20 @@ atexit.register(lambda: print("END", told, watch.end()))
     ],
 )
 def test_a_program_is_watched_to_its_end(program: str, end: str) -> None:
+    assert watched("begin()\n" + program) == end
+
+
+def watched(program: str) -> str:
+    """What ``PROGRAM`` tells at the end of ``program``."""
     command = [sys.executable, "-c", PROGRAM + program, ending.__file__]
     ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.stdout == f"END {end}\n", ran.stderr
+    assert ran.stdout.startswith("END "), ran.stderr
+    return ran.stdout[4:].rstrip()
+
+
+def test_a_session_may_begin_in_what_computes_the_code() -> None:
+    """``sys.exit(main())`` looks ``sys.exit`` up first."""
+    assert watched("sys.exit(begin(0))") == "[] End(words='', lost=False)"
+    assert watched("sys.exit(begin(3))") == "[] End(words='sys.exit(3)', lost=False)"
+    before_the_import = watched("held(begin(3))")
+    assert before_the_import == ("[] None" if sys.version_info < (3, 12) else "[] End(words='sys.exit(3)', lost=False)")
