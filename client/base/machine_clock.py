@@ -1,4 +1,5 @@
-"""Clocks of this machine: one that goes on while it is suspended, the notice of a standstill, which CLOCK_MONOTONIC."""
+"""Clocks of this machine: one that goes on while it is suspended, the notice of a standstill, and the name of its
+CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Literal
 
+from bagua.base.control_group import PROCESSES, own_group
 from bagua.chaos.patience import alive
 
 Side = Literal["in", "out"]
@@ -40,14 +40,15 @@ class Firewall:
         """Raises OSError where there is no such control group, or the kernel takes no programs for it."""
         self.address = address
         self._port = socket.htons(port)
-        group = _own_group()
+        if (group := own_group()) is None:
+            raise FileNotFoundError("cgroup2 is not mounted")
         for left in group.glob("chaos-*-*"):  # of a process that was killed
             if not alive(int(left.name.split("-")[1])):
                 with contextlib.suppress(OSError):
                     left.rmdir()
         self._folder = group / f"chaos-{os.getpid()}-{name}"
         self._folder.mkdir()
-        self.prefix = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"))
+        self.prefix = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / PROCESSES))
         self._always = contextlib.ExitStack()
         try:
             self._always.enter_context(self._attached(_ADDRESS, _CONNECT, _bound_to(address)))
@@ -100,16 +101,6 @@ def reason_against() -> str:
         return error.strerror or str(error)
     finally:
         firewall.close()
-
-
-def _own_group() -> Path:
-    """Folder of the control group of this process. Raises OSError if cgroup2 is not mounted."""
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    root = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
-    own = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
-    if root is None or not own:
-        raise FileNotFoundError("cgroup2 is not mounted")
-    return root / own[0].lstrip("/")
 
 
 @contextlib.contextmanager

@@ -248,7 +248,7 @@ class JobRecord:
     stalled_passes: int = 0  # the same when the first of the stalls was seen
     # Pairs of nodes that could not talk in these generations; of one with itself: its daemon was started again.
     accusations: tuple[tuple[str, str], ...] = ()
-    put_out: tuple[tuple[str, str, float], ...] = ()  # (node, run of its daemon, until when) for its links
+    put_out: tuple[tuple[str, str, float], ...] = ()  # (node, run of its daemon, until when)
     master_addr: str = ""  # MASTER_ADDR of its ranks: the first host
     master_port: int = 0  # MASTER_PORT of its ranks
     job_key: bytes = field(default=b"", repr=False)  # by which its daemons authenticate data connections

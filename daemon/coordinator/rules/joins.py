@@ -118,7 +118,7 @@ def growth(job: JobRecord, nodes: Nodes, now: float) -> str:
             return "its ranks were replaced too often"
         if (at := _mended_at(job, nodes, now)) is not None:
             away = names([name for name, node in nodes.items() if _away_until(job, node) > now])
-            return f"{away} could not talk with others: tried again in {at - now:.0f} s, or when its daemon restarts"
+            return f"{away} was put out: tried again in {at - now:.0f} s, or when its daemon restarts"
         if strangers := _free(job, nodes, now):
             own = releases(nodes[host.node_id] for host in job.hosts if host.node_id in nodes)
             return f"no node with {slots} can talk with its ranks ({own}): {releases(strangers)}"
@@ -204,7 +204,7 @@ def _respawn_at(job: JobRecord, now: float) -> float | None:
 
 
 def _away_until(job: JobRecord, node: NodeView) -> float:
-    """Returns when a node may join again that was put out for its links; one whose daemon was started anew at once."""
+    """Returns when a node may join again that was put out; one whose daemon was started anew at once."""
     entries = [(boot_id, until) for node_id, boot_id, until in job.put_out if node_id == node.node_id]
     boot_id, until = entries[-1] if entries else ("", 0.0)
     return until if boot_id == node.boot_id else 0.0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import bagua
 from bagua.base.address import is_loopback
+from bagua.base.control_group import own_group
 from bagua.base.errors import ConfigError
 from bagua.base.parent_socket import CLUSTER_SOCKET
 from bagua.base.paths import cache_dir
@@ -34,7 +35,7 @@ from bagua.daemon.node.keeper.link import KeeperLink, connections_to
 from bagua.daemon.node.logs.echo import Echo
 from bagua.daemon.node.logs.file import LogFile, LogLimits
 from bagua.daemon.node.logs.service import LogService
-from bagua.daemon.node.processes.groups import JobGroups, own_group
+from bagua.daemon.node.processes.groups import JobGroups
 from bagua.daemon.node.processes.process import end_children
 from bagua.daemon.node.ranks.environment import passed_on
 from bagua.daemon.node.ranks.places import OwnPlaces, open_user_places

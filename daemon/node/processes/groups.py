@@ -9,9 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bagua.base.control_group import PROCESSES, own_group
 from bagua.daemon.node.processes.proc import ProcessStatus, read_status
-
-_PROCESSES = "cgroup.procs"
 
 
 class JobGroups:
@@ -25,14 +24,14 @@ class JobGroups:
         """Makes the group of a job, if there is none yet. Returns the file that processes enter it by; empty: there
         can be no group."""
         path = self._path(job_id)
-        if path is None or not os.access(path.parent / _PROCESSES, os.W_OK):
+        if path is None or not os.access(path.parent / PROCESSES, os.W_OK):
             return ""
         try:
             path.mkdir(exist_ok=True)
             (path / "cgroup.max.descendants").write_text("0")  # so that all of its processes are listed in one file
         except OSError:
             return ""
-        return str(path / _PROCESSES)
+        return str(path / PROCESSES)
 
     def processes(self, job_id: str) -> list[ProcessStatus]:
         """Living processes in the group of a job; none where it can't be read: a program that may write there can make
@@ -41,7 +40,7 @@ class JobGroups:
         if path is None:
             return []
         try:
-            pids = (path / _PROCESSES).read_text().split()
+            pids = (path / PROCESSES).read_text().split()
         except OSError:
             return []
         found = (read_status(int(pid)) for pid in pids)
@@ -67,22 +66,6 @@ class JobGroups:
         return None if self._beside is None else self._beside / f"{self._prefix}{job_id}"
 
 
-def own_group(proc: Path = Path("/proc/self")) -> Path | None:
-    """The group of this process, as it is mounted. None: version 2 is not mounted here, or not this part of it."""
-    try:
-        lines, mounts = (proc / "cgroup").read_text().splitlines(), (proc / "mountinfo").read_text().splitlines()
-    except OSError:
-        return None
-    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
-    for mount in mounts:
-        fields, _, kind = mount.partition(" - ")
-        if kind.startswith("cgroup2 "):
-            root, folder = fields.split()[3:5]
-            found = Path(folder) / os.path.relpath(own or "/", root)
-            return found if own and ".." not in found.parts and (found / _PROCESSES).exists() else None
-    return None
-
-
 @contextlib.contextmanager
 def inside(group: str) -> Iterator[None]:
     """This process is in a group meanwhile, and what it starts stays there. ``group``: from ``JobGroups.make``."""
@@ -92,7 +75,7 @@ def inside(group: str) -> Iterator[None]:
     finally:
         if own is not None:
             with contextlib.suppress(OSError):  # nobody ends the keeper, wherever it is
-                (own / _PROCESSES).write_text("0")
+                (own / PROCESSES).write_text("0")
 
 
 def _enter(group: Path) -> Path | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rig.limits import SOON_S
 
-from bagua.daemon.node.processes.groups import JobGroups, own_group
+from bagua.base.control_group import own_group
+from bagua.daemon.node.processes.groups import JobGroups
 from bagua.daemon.node.processes.proc import read_status
 from bagua.proto import common_pb2, node_pb2
 

@@ -259,7 +259,7 @@ def test_who_was_put_out_comes_back_later_and_later() -> None:
         assert [name for name, _ in c.members()] == ["a", "b"]
         since = c.now
         ended(c)
-        assert "c could not talk with others" in growth(c.job, c.views, c.now)
+        assert "c was put out" in growth(c.job, c.views, c.now)
         at = c.wake()
         assert at is not None
         c.decide(at - c.now)
