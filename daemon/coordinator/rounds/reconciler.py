@@ -281,6 +281,7 @@ class Reconciler:
 
     async def _settle(self, taken: Inbox, stage: Stage, batch: Batch, outcome: Outcome) -> None:
         """Brings memory up to date after the writing, then tells everybody who waits for it."""
+        self._board.kept = stage.kept
         refused = outcome.stale | outcome.failed.keys()
         again: set[str] = set(outcome.stale)
         for change in batch.changes:

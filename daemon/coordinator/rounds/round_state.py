@@ -263,8 +263,12 @@ class Stage:
             self._kept = self._newly_kept()
             if self.board.kept[1] - self._kept[1]:
                 self.freed = True
-            self.board.kept = self._kept
         return self._kept
+
+    @property
+    def kept(self) -> Kept:
+        """The job that nodes are kept for, and these, as far as this round knows."""
+        return self.board.kept if self._kept is None else self._kept
 
     def _newly_kept(self) -> Kept:
         heads = (min(jobs.items(), key=lambda one: one[1]) for jobs in self.board.waiting.by_shape().values())
@@ -301,7 +305,7 @@ class Stage:
         old = self.job(job_id)
         assert old is not None
         self._jobs[job_id] = new
-        if job_id == self.board.kept[0] and new.state is not JobState.PENDING:
+        if job_id == self.kept[0] and new.state is not JobState.PENDING:
             self._kept, self.left = None, True
         self._events.setdefault(job_id, []).extend(events)
         if reshaped(old, new):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rig.coordinator.desk import Desk, at_work
 
+from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.rules.domain import JobSpec, JobState, LocalJob, LocalRank, Phase, RankState
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.proto import common_pb2
 
@@ -84,6 +89,36 @@ async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path: Path, e
         assert queue.state(late) is JobState.PENDING
         await queue.end(large)
         await queue.placed(late)
+
+
+class Unsure(Worker):
+    """The database refuses so many of the next transactions."""
+
+    refuses = 0
+
+    async def write_with(self, work: Callable[[Store], Any]) -> Any:
+        if self.refuses:
+            self.refuses -= 1
+            raise UnavailableError("the database does not answer")
+        return await super().write_with(work)
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+async def test_nodes_that_are_kept_no_more_are_free_whatever_becomes_of_that_round(
+    tmp_path: Path, refuses: int
+) -> None:
+    desk = Desk(open_engine(sqlite_url(tmp_path / "bagua.db")), options=OPTIONS, make_worker=Unsure)
+    async with at_work(desk):
+        queue, small, large = await begin(desk)
+        desk.pass_time(OPTIONS.keep_after_s)
+        late = await queue.submit(1, 1)
+        await queue.end(small[0])
+        assert queue.state(late) is JobState.PENDING
+        assert isinstance(desk.worker, Unsure)
+        desk.worker.refuses = refuses
+        desk.leave(queue.sessions["b"])  # the large one fits nowhere now
+        await queue.placed(late)
+        assert queue.state(large) is JobState.PENDING and not desk.worker.refuses
 
 
 async def test_nothing_is_kept_for_a_job_that_no_nodes_could_hold(tmp_path: Path) -> None:
