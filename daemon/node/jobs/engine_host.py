@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import bagua.csrc
 from bagua.base import net_plugin
+from bagua.base.system_limits import process_words
 from bagua.daemon.node.rules.job_specification import JobSpecification
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ async def wanted_plugin(spec: JobSpecification, base: Mapping[str, str]) -> Path
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     """Runs ``function`` in a thread of its own that the end of the process does not wait for (the loop's executor
-    would)."""
+    would). Raises OSError where no thread can be started: that may pass."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -120,5 +122,8 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: None if future.cancelled() else deliver())
 
-    threading.Thread(target=run, daemon=True, name="bagua-blocking").start()
+    try:
+        threading.Thread(target=run, daemon=True, name="bagua-blocking").start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, process_words()) from error
     return future

@@ -148,7 +148,7 @@ class JobEngine:
                     await in_thread(lambda: _plan(engine, spec, peers))
                 else:
                     await in_thread(lambda: engine.regroup(**_generation(spec)))
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, ValueError, OSError) as error:
                 self._on_event(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
                 return
             self._told = spec.generation

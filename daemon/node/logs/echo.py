@@ -14,20 +14,21 @@ class Echo:
 
     def __init__(self, descriptor: int = 1) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._waiting = self._lost = 0
+        self._lost = 0
+        self._taken = self._written = 0  # bytes; each is changed by one thread alone
         self._out = open(descriptor, "wb", buffering=0, closefd=False)
         self._thread = threading.Thread(target=self._write, name="echo", daemon=True)
         self._thread.start()
 
     def add(self, lines: bytes) -> None:
         """Takes whole lines; from the event loop alone."""
-        if self._waiting > _MOST_WAITING:
+        if self._taken - self._written > _MOST_WAITING:
             self._lost += len(lines)
             return
         if self._lost:
             lines = b"[bagua: %d bytes of output are missing here; `bagua job logs` has them]\n" % self._lost + lines
             self._lost = 0
-        self._waiting += len(lines)
+        self._taken += len(lines)
         self._lines.put(lines)
 
     def close(self, within_s: float) -> None:
@@ -43,7 +44,7 @@ class Echo:
                     rest = rest[self._out.write(rest) or 0 :]
             except OSError:  # nobody reads any more; the logs of ranks have it all
                 return
-            self._waiting -= len(lines)
+            self._written += len(lines)
 
 
 class RankEcho:

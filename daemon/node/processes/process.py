@@ -61,6 +61,8 @@ async def _look(find: Callable[[], list[proc.ProcessStatus]], deadline: float) -
     while True:
         try:
             return await asyncio.to_thread(find)
+        except RuntimeError:  # no thread can be started: these processes may be the reason
+            return find()
         except OSError as error:
             if error.errno not in SCARCE or asyncio.get_running_loop().time() >= deadline:
                 raise

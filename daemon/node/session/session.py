@@ -206,6 +206,8 @@ class Session:
             if not self.welcomed.is_set():
                 raise  # the coordinator was not asked: nobody refuses anything
             return str(error), True
+        except RuntimeError as error:  # no thread can be started
+            return str(error), False
         async with channel:
             stub: Any = NodeServiceStub(channel)  # its types are those of a blocking stub
             call = stub.Session(metadata=metadata)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,15 @@ from rig.limits import SOON_S
 from bagua.base.retention import Keep
 from bagua.daemon.node.host import daemon as daemons
 from bagua.daemon.node.jobs import job as jobs_of_node
+from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.jobs import Jobs
 from bagua.daemon.node.keeper.keeper import Keeper
 from bagua.daemon.node.processes.groups import JobGroups
+from bagua.daemon.node.processes.proc import read_status
+from bagua.daemon.node.processes.process import kill_members
 from bagua.daemon.node.rules.state import RankPhase, new_job
+from bagua.daemon.node.session.session import Session
 from bagua.proto import node_pb2
 
 
@@ -127,3 +132,32 @@ def test_a_renewal_whose_children_live_on_is_not_waited_for() -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
         os.kill(child, signal.SIGKILL)
+
+
+def no_thread(*about: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_processes_are_killed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be the reason for that."""
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    process = subprocess.Popen(["sleep", "1000"])
+    left = [status for status in [read_status(process.pid)] if status is not None]
+    asyncio.get_running_loop().call_later(0.1, process.poll)
+    found = iter([left, []])
+    assert await kill_members({}, (), SOON_S, os.getpid(), lambda: next(found)) == []
+    assert process.wait() == -signal.SIGKILL
+
+
+async def test_a_record_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(OSError, match="No further process or thread"):
+            await in_thread(lambda: None)
+    await in_thread(lambda: None)
+
+
+async def test_a_session_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    session: Any = SimpleNamespace(_endpoint=SimpleNamespace(token_file=None))
+    assert await Session._one_stream(session) == ("can't start new thread", False)
