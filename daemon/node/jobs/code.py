@@ -129,7 +129,8 @@ def unpack_beside(archive: Path, destination: Path, owner: tuple[int, int] | Non
         except OSError:
             if not destination.is_dir():  # else somebody was faster
                 raise
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError, ValueError) as error:
+    # RecursionError: of tarfile, for headers that belong to headers
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise LaunchError(f"the code of the job can't be unpacked: {error} [BG904]") from error
     finally:
         remove_tree(made)
@@ -184,7 +185,10 @@ def _unpack(tar: IO[bytes], root: Path) -> None:
                 raise LaunchError(
                     f"the code of the job has what is neither file nor link: {member.name[:200]!r} [BG904]"
                 )
+    at_links = {PurePosixPath(name) for name, _ in links}
     for name, target in links:
+        if not at_links.isdisjoint(PurePosixPath(name).parents):  # it would be made wherever the other one leads
+            raise LaunchError(f"the code of the job has a link below another link: {name[:200]!r} [BG904]")
         path = root / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.symlink(target, path)

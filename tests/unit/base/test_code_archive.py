@@ -225,6 +225,18 @@ BAD: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
         [member("d/a", linkname="..", **LINK), member("b", linkname="d/a/../../x", **LINK)],
         "link that leads out",
     ),
+    "links through a link": (  # each is inside by itself, and the last one would be made two folders above
+        [
+            member("d/e/f/up", linkname="../../..", **LINK),
+            member("d/e/f/up/g/h/i", linkname="../../../..", **LINK),
+            member("g/h/i/out/x", linkname="y", **LINK),
+        ],
+        "link below another link",
+    ),
+    "headers of headers": (
+        [member("x", **{"type": tarfile.GNUTYPE_LONGNAME}, data=b"name") for _ in range(2000)],
+        "can't be unpacked",
+    ),
     "through a link": ([member("a", linkname="b", **LINK), member("a/x", b"x")], ""),
     "hard link": ([member("a", b"x"), member("b", type=tarfile.LNKTYPE, linkname="a")], "neither file nor link"),
     "device": ([member("a", type=tarfile.CHRTYPE)], "neither file nor link"),
@@ -244,7 +256,7 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, kind: str) -> None:
     archive = archive_of(inside / "bad.tar.gz", *members)
     with pytest.raises((LaunchError, FileExistsError, NotADirectoryError), match=words or None):
         code.unpack_beside(archive, inside / "copy")
-    assert [path.name for path in inside.iterdir()] == ["bad.tar.gz"] and not (tmp_path / "x").exists()
+    assert [path.name for path in inside.iterdir()] == ["bad.tar.gz"] and [*tmp_path.iterdir()] == [inside]
 
 
 def test_what_is_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
