@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections import Counter
+from collections.abc import Collection
 
 from bagua.base.errors import ConfigError
 
@@ -36,6 +38,21 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in found)
+
+
+def network_of(host: str) -> str:
+    """An address as its holder is counted: of IPv6 the part that one network has to itself."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((found, 64), strict=False) if found.version == 6 else found)
+
+
+def first_of_crowd(networks: Collection[str]) -> int:
+    """The place of the first one of the network that is there most often: it makes room for others."""
+    crowd = Counter(networks).most_common(1)[0][0]
+    return next(place for place, network in enumerate(networks) if network == crowd)
 
 
 def require_loopback() -> None:

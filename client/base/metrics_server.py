@@ -6,10 +6,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from bagua.base.address import first_of_crowd, network_of
 from bagua.base.descriptors import SCARCE
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ _PAUSE_S = 0.1
 
 def keep_well(server: WSGIServer) -> None:
     """Makes ``server`` wait a moment if it can't accept a connection: otherwise it would ask again at once, with all of
-    a processor, until it can. For a connection beyond ``MOST`` it ends the oldest, which asks for nothing."""
+    a processor, until it can. For a connection beyond ``MOST`` it ends the oldest of the network that has most."""
     if isinstance(server.socket, ssl.SSLSocket):
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # it comes with the request, in its thread
-    accept, held = server.get_request, deque[socket.socket]()
+    accept, held = server.get_request, list[tuple[str, socket.socket]]()
 
     def get_request() -> Any:
         try:
@@ -33,10 +33,11 @@ def keep_well(server: WSGIServer) -> None:
             if error.errno in SCARCE:
                 time.sleep(_PAUSE_S)
             raise
-        held.append(found[0])
+        held.append((network_of(found[1][0]), found[0]))
         if len(held) > MOST:
+            _, oldest = held.pop(first_of_crowd([network for network, _ in held]))
             with suppress(OSError):  # it is over
-                held.popleft().shutdown(socket.SHUT_RDWR)
+                oldest.shutdown(socket.SHUT_RDWR)
         return found
 
     server.get_request = get_request  # type: ignore[method-assign]

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bagua.base.address import network_of
+
 HEADER = "x-bagua-dashboard"
 PROOF = "x-bagua-proof"
 BEARER = "Bearer "
@@ -117,7 +119,7 @@ class Access:
     def right_host(self, request: Request) -> bool:
         """The browser called this server by a name of its own: another site's name may have been pointed here."""
         name = request.headers.get("host", "").lower()
-        name = name[: name.index("]") + 1].strip("[]") if name.startswith("[") else name.rsplit(":", 1)[0]
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.rsplit(":", 1)[0]
         if name in self._names:
             return True
         try:
@@ -142,10 +144,4 @@ def cookie_name(request: Request) -> str:
 
 
 def _address(request: Request) -> str:
-    """The address of the other end; of IPv6 the part that one network has to itself."""
-    host = request.client.host if request.client else ""
-    try:
-        found = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    return str(ipaddress.ip_network((found, 64), strict=False) if found.version == 6 else found)
+    return network_of(request.client.host) if request.client else ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from bagua.base.address import first_of_crowd, network_of
 
 if TYPE_CHECKING:
     from starlette.datastructures import Address
@@ -16,8 +17,8 @@ PATIENCE_S = 30.0
 
 
 class Guests:
-    """Use from the event loop. ``most`` guests may be connected; for a further one the oldest goes of the address that
-    has most of them."""
+    """Use from the event loop. ``most`` guests may be connected; for a further one the oldest goes of the network
+    that has most of them."""
 
     def __init__(self, most: int = MOST, patience_s: float = PATIENCE_S) -> None:
         self._most, self._patience_s = most, patience_s
@@ -27,8 +28,7 @@ class Guests:
         """Notes a connection. It is broken off if nobody admits it in time."""
         peer = _peer(transport)
         if len(self._here) >= self._most:
-            crowd = Counter(host for host, _ in self._here).most_common(1)[0][0]
-            self._end(next(one for one in self._here if one[0] == crowd))
+            self._end([*self._here][first_of_crowd([network_of(host) for host, _ in self._here])])
         timer = asyncio.get_running_loop().call_later(self._patience_s, self._end, peer)
         self._here[peer] = transport, timer
 

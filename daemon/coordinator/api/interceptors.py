@@ -20,7 +20,8 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from bagua.base.errors import InvalidRequestError, ServiceError, TooMuchError, UnavailableError
+from bagua.base.address import first_of_crowd
+from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import code_of
 from bagua.daemon.coordinator.rules.access import (
     OPEN,
@@ -64,6 +65,9 @@ class Door(Protocol):
     def refused(self, peer: str) -> None:
         """Notes that a call was refused because it has shown no valid token."""
 
+    def network(self, peer: str) -> str:
+        """Returns the network that the caller is counted with."""
+
 
 @dataclass(eq=False)
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -80,7 +84,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     patience_s: float
 
     def __post_init__(self) -> None:
-        self._strangers = 0  # their calls that are being answered
+        self._strangers: dict[asyncio.Timeout, str] = {}  # their calls that are being answered -> network; oldest first
 
     async def intercept_service(
         self,
@@ -174,27 +178,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         parse = parser(handler.request_deserializer)
 
         async def call(_: Any, context: Any) -> None:
-            if self._strangers >= STRANGERS_CALLS:
-                words = (
-                    f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later. [BG814]"
-                )
-                self.counters["bad_calls", TooMuchError.__name__] += 1
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
-            self._strangers += 1
+            if len(self._strangers) >= STRANGERS_CALLS:  # the oldest of the network that has most makes room
+                crowded = [*self._strangers][first_of_crowd(self._strangers.values())]
+                del self._strangers[crowded]
+                crowded.reschedule(0)
+            limit = asyncio.timeout(self.patience_s)
             try:
-                async with asyncio.timeout(self.patience_s):
+                async with limit:
+                    self._strangers[limit] = self.door.network(context.peer())
                     answer = await behaviour(parse(await context.read()), context)
                     if answer is not None:
                         await context.write(answer)
             except TimeoutError:
-                words = f"A call without a token ends after {self.patience_s:g} s. [BG804]"
+                words = (
+                    f"A call without a token ends after {self.patience_s:g} s, or for others where many come. [BG804]"
+                )
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
                 await self._abort(error, context)
             finally:
-                self._strangers -= 1
+                self._strangers.pop(limit, None)
 
         return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
 

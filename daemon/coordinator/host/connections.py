@@ -23,6 +23,8 @@ from urllib.parse import unquote
 
 import structlog
 
+from bagua.base.address import network_of
+
 TICK_S = 1.0
 _MOST_STRANGERS = 2_048  # however many descriptors there are
 _MOST_KNOWN = 10_000  # addresses
@@ -95,7 +97,7 @@ class Connections:
     ``look`` lists the accepted connections, outside of the event loop: 1,000 of them take 20 ms. ``cut`` shuts one
     down. A stranger is shut down after ``patience`` looks, not seconds: in a process that stood still nobody had the
     time to show anything. ``limit``
-    strangers may be connected, and half as many from one address. Where there are more, those from addresses that never
+    strangers may be connected, and half as many from one network. Where there are more, those from addresses that never
     showed a token go first, then the oldest: daemons that come back find room.
     """
 
@@ -121,6 +123,11 @@ class Connections:
         """Notes that a call was refused because it has shown no valid token."""
         found = parse_peer(peer)
         self.refusals.add(found[0] if found else peer, "calls")
+
+    def network(self, peer: str) -> str:
+        """Returns the network that the caller is counted with."""
+        found = parse_peer(peer)
+        return network_of(found[0]) if found else peer
 
     def know(self, addresses: Iterable[str]) -> None:
         """Notes that a token was shown from these addresses."""
@@ -162,11 +169,12 @@ class Connections:
 
     def _too_many(self, strangers: list[_Seen]) -> Iterator[_Seen]:
         """Yields those of ``strangers`` to shut down. ``strangers`` begin with the oldest."""
-        of_address = Counter(seen.socket.peer[0] for seen in strangers)
+        of_network = Counter(network_of(seen.socket.peer[0]) for seen in strangers)
         rest = []
         for seen in strangers:
-            if of_address[seen.socket.peer[0]] > max(1, self.limit // 2):
-                of_address[seen.socket.peer[0]] -= 1
+            network = network_of(seen.socket.peer[0])
+            if of_network[network] > max(1, self.limit // 2):
+                of_network[network] -= 1
                 yield seen
             else:
                 rest.append(seen)

@@ -133,6 +133,16 @@ def test_silent_connections_keep_nobody_out(start, begin):
     assert code == 0 and "Traceback" not in errors and "Invalid HTTP" not in errors, errors
 
 
+def test_a_log_in_without_end_is_refused_before_its_end(start):
+    """It says that it is short, and comes in pieces: all of it would lie in the memory of the server."""
+    process = start("--dashboard", "127.0.0.1:0")
+    url = httpx.URL(process.dashboard)
+    begin = "POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nx-bagua-dashboard: 1\r\nContent-Length: 2\r\n"
+    with socket.create_connection((url.host, url.port), timeout=WAIT_S) as stranger:
+        stranger.sendall(f"{begin}Transfer-Encoding: chunked\r\n\r\n100000\r\n".encode() + b" " * (1 << 20))
+        assert stranger.recv(100).startswith(b"HTTP/1.1 401")
+
+
 def test_guesses_end_after_some(start):
     """In headers as at the log-in. A session that is open goes on."""
     process = start("--dashboard", "127.0.0.1:0")

@@ -104,6 +104,14 @@ def test_one_address_has_half_of_the_room_and_known_ones_stay():
     assert len(house.open) == 8
 
 
+def test_a_network_of_ipv6_counts_as_one_address():
+    house = House(limit=8)
+    house.come(100, "2001:db8:1::1")
+    for inode in range(10):
+        house.come(inode, f"2001:db8::{inode + 1:x}")
+    assert house.ticks(2) == {100, 6, 7, 8, 9}
+
+
 def test_bearers_are_never_too_many():
     house = House(limit=8)
     for inode in range(50):

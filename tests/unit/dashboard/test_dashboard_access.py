@@ -125,6 +125,8 @@ def test_wrong_tokens_in_headers_are_counted_with_those_that_are_typed():
         ("HEAD.example", True),
         ("evil.example:7680", False),
         ("", False),
+        ("[::1", True),
+        ("[", False),
         ("127.0.0.1.evil.example", False),
     ],
 )

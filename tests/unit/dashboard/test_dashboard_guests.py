@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from bagua.dashboard.guests import Guests
 
 
@@ -19,9 +21,10 @@ class Transport:
         self.aborted = True
 
 
-async def test_the_address_with_most_makes_room() -> None:
+@pytest.mark.parametrize("network", ["10.0.0.2", "2001:db8::{}"])
+async def test_the_network_with_most_makes_room(network: str) -> None:
     guests = Guests(most=3, patience_s=1e6)
-    alone, *crowd = [Transport("10.0.0.1", 1), *(Transport("10.0.0.2", port) for port in range(1, 5))]
+    alone, *crowd = [Transport("10.0.0.1", 1), *(Transport(network.format(port), port) for port in range(1, 5))]
     for one in (alone, *crowd[:2]):
         guests.arrive(one)  # type: ignore[arg-type]
     guests.admit(crowd[0].peer)  # it shows a session, and counts no more

@@ -48,13 +48,20 @@ from bagua.base.metrics_server import MOST, keep_well
 server, _ = start_http_server(0, "127.0.0.1", CollectorRegistry(), {files})
 keep_well(server)
 before = threading.active_count()
-silent = [socket.create_connection(server.server_address) for _ in range(200)]
+scrape = socket.create_connection(server.server_address, timeout=60)  # it asks a moment later
+silent = [socket.create_connection(server.server_address, source_address=("127.0.0.2", 0)) for _ in range(200)]
+while threading.active_count() < before + MOST:
+    pass
 url = "{"https" if tls else "http"}://%s:%d/metrics" % server.server_address
 with urllib.request.urlopen(url, timeout=60, context=ssl._create_unverified_context()) as answer:
     print(answer.status)
+if {tls}:
+    scrape = ssl._create_unverified_context().wrap_socket(scrape)
+scrape.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+print(scrape.recv(8))
 while threading.active_count() > before + MOST:
     pass
 server.shutdown()
 """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("200\n", ""), (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("200\nb'HTTP/1.0'\n", ""), (done.stdout, done.stderr)
