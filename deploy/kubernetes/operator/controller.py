@@ -245,7 +245,6 @@ class Controller:
         now = time.time()
         plan = reconcile(seen, self._settings, now)
         seen = self._write(seen, plan.status, now)
-        self._memory(seen.key).journal.add(plan.news)
         memory, refused = self._memory(seen.key), seen.waits
         for action in plan.actions:
             makes = isinstance(action, facts.Apply | facts.Create | facts.MakeCredentials | facts.Submit)

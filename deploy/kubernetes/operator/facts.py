@@ -274,4 +274,3 @@ class Plan:
     actions: tuple[Action, ...]
     status: Manifest
     again_s: float | None
-    news: tuple[News, ...] = ()

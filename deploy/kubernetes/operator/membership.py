@@ -20,7 +20,6 @@ def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[lis
     # Their output can be read until they are replaced.
     actions: list[Action] = [Delete("Pod", pod.name, "it has ended") for pod in ended if not seen.waits]
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
-    elastic = spec.elastic is not None and task is not None
     stale = _stale(seen, spec, alive, task)
     going = [pod for pod in alive if pod.notice or pod in stale]
     staying = [pod for pod in alive if pod not in going]
@@ -32,7 +31,7 @@ def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[lis
         used.add(index)
         grouped = task is None and len(alive) + number < spec.minimum
         actions.append(Create(pods.pod(seen, spec, index, attempt, grouped)))
-    if elastic and task is not None:
+    if task is not None and spec.elastic is not None:
         actions += _leave(seen, going, staying, task)
         actions += _surplus(spec, staying, task)
     elif task is None:

@@ -55,9 +55,6 @@ class Journal:
             case _:
                 pass
 
-    def add(self, news: tuple[News, ...]) -> None:
-        self._waiting += news
-
     def take(self) -> list[News]:
         """Returns all that waits; of one kind together."""
         messages: dict[tuple[str, bool], list[str]] = {}

@@ -70,7 +70,7 @@ def _scaled(spec: Spec, former: Manifest, now: float) -> Manifest:
         check_replicas(spec)
     except ConfigError as error:
         words = f"{error} The job has {spec.wanted}."
-        return status.with_condition(former, "Invalid", True, "Invalid", words, now)
+        return status.with_condition(former, "Invalid", True, "ScaleClamped", words, now)
     return status.with_condition(former, "Invalid", False, "Valid", "", now)
 
 
@@ -165,7 +165,6 @@ class Round:
 
     def plan(self) -> Plan:
         """Returns what to do, and the new status."""
-        news = self._clamped()
         if "startTime" not in self.status:
             self.status["startTime"] = status.stamp(self.now)
         release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
@@ -176,7 +175,7 @@ class Round:
         if not (self.seen.secrets.token and self.seen.secrets.certificate):  # pods can't start without
             self._phase(status.PENDING, "Credentials", "The token and the certificate are made.")
             self.again_s = 0.0 if self.actions else self.settings.poll_s
-            return Plan(tuple(self.actions), self.status, self.again_s, news)
+            return Plan(tuple(self.actions), self.status, self.again_s)
         resting = release and (self.task is None or self.task.ended) and not self.seen.pods
         self._apply(objects.infrastructure(self.seen, self.spec, mark, not resting))
         if pods.gang_scheduler(self.seen, self.spec) is GangScheduler.VOLCANO:
@@ -198,18 +197,9 @@ class Round:
             count = len(self.task.members) if self.task else 0
             good = count if self.status["phase"] == status.SUCCEEDED else 0
             _count(self.status, self.spec, good, 0, good, count - good)
-        return Plan(tuple(self.actions), self.status, self.again_s, news)
+        return Plan(tuple(self.actions), self.status, self.again_s)
 
     # ---- parts
-
-    def _clamped(self) -> tuple[facts.News, ...]:
-        """Tells once of a number of replicas that the limits don't allow."""
-        wanted, given = self.spec.wanted, self.spec.replicas
-        if wanted == given or self.seen.status.get("observedGeneration") == self.status["observedGeneration"]:
-            return ()
-        limits = f"{self.spec.minimum} to {self.spec.maximum}"
-        words = f"replicas is {given}: the job has {wanted}, as spec.elastic allows {limits}."
-        return (facts.News("ScaleClamped", words, True),)
 
     def _apply(self, manifests: list[Manifest]) -> None:
         self.actions += _changed(self.seen, manifests)
@@ -237,7 +227,7 @@ class Round:
         """Suspended: the attempt ends, then its pods go."""
         if self.task is not None and not self.task.ended:
             self.actions.append(Cancel(self.task.job_id, "suspended"))
-            self.status["message"] = "The job is being suspended: its ranks are stopped."
+            self._phase(status.STOPPING, "Suspending", "The job is being suspended: its ranks are stopped.")
             return
         if self.task is not None and self.task.state == "succeeded":
             self._ended(self.task)
@@ -246,7 +236,8 @@ class Round:
             if not pod.leaving:
                 self.actions.append(Delete("Pod", pod.name, "the job is suspended"))
         if self.seen.pods:
-            self.status["message"] = "The job is being suspended: its pods end."
+            names = ", ".join(pod.name for pod in self.seen.pods)
+            self._phase(status.STOPPING, "Suspending", f"The job is being suspended: it waits until {names} are gone.")
             return
         if self.status.pop("jobId", None) is not None:  # on resume it is submitted again
             self.status["attempt"] += 1

@@ -49,11 +49,8 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
 
 def with_phase(status: Manifest, phase: str, reason: str, message: str, now: float) -> Manifest:
     """The status in this phase: the conditions of the phases follow. ``reason`` is one word, ``message`` a sentence."""
-    found = {
-        **status,
-        "phase": phase,
-        "message": message or reason,
-    }  # never an empty text: Kubernetes 1.20 takes it for null
+    # Never an empty text: Kubernetes 1.20 takes it for null.
+    found = {**status, "phase": phase, "message": message or reason}
     for kind in (RUNNING, SUSPENDED, RESTARTING, SUCCEEDED, FAILED):
         if kind == phase:
             found = with_condition(found, kind, True, reason, message, now)

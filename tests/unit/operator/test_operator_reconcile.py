@@ -172,9 +172,8 @@ def test_numbers_stay_within_the_limits() -> None:
     begun = {"phase": "Running"}
     plan = decide(with_pods(seen(9, state=begun), 0, 1, task=task(0, 1)))
     assert kinds(plan, Scale) == [Scale("id", 4)]
-    [news] = [one for one in plan.news if one.reason == "ScaleClamped"]
-    assert "replicas is 9: the job has 4" in news.message
-    assert not decide(with_pods(seen(9, state=plan.status), 0, 1, task=task(0, 1))).news, "once"
+    [told] = [one for one in plan.status["conditions"] if one["reason"] == "ScaleClamped"]
+    assert told["message"].endswith("The job has 4.")
 
 
 def test_a_lost_pod_is_replaced_under_a_free_name() -> None:
@@ -240,6 +239,7 @@ def test_suspended_jobs_give_their_pods_back_and_are_submitted_again() -> None:
     )
     plan = decide(stopped)
     assert names(kinds(plan, Delete)) == ["j-0", "j-1"]
+    assert plan.status["phase"] == "Stopping" and "j-0, j-1" in plan.status["message"]  # as of a finalizer
     gone = replace(stopped, pods=(), body={**running.body, "status": plan.status})
     plan = decide(gone)
     assert plan.status["phase"] == "Suspended" and plan.status["attempt"] == 1
