@@ -328,7 +328,7 @@ class Coordinator:
             await asyncio.sleep(TICK_S)
             try:
                 await self._connections.tick()
-            except OSError:  # of /proc; the next look may work
+            except (OSError, RuntimeError):  # of /proc, or no thread can be started; the next look may work
                 log.exception("connections_not_seen")
 
     async def _exit_when_idle(self, patience_s: float) -> None:
