@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -218,13 +219,14 @@ TEST(a_right_beginning_is_not_enough) {
 }
 
 TEST(a_listener_that_is_gone) {
+  if (std::getenv("BAGUA_NET_CONNECT_TIMEOUT") == nullptr) test::skip("BAGUA_NET_CONNECT_TIMEOUT is not 1");
   Handle handle;
   void* listener = nullptr;
   CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
   CHECK_EQ(net().close_listen(listener), kSuccess);
   warnings();
   void* sender = nullptr;
-  const int64_t deadline = now_ns() + 60 * kNsPerS;  // the runner sets BAGUA_NET_CONNECT_TIMEOUT to 1 s
+  const int64_t deadline = now_ns() + 60 * kNsPerS;
   Result result = kSuccess;
   while (result == kSuccess) {
     result = net().connect(nullptr, 0, &handle, &sender, nullptr);

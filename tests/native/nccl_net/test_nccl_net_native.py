@@ -65,9 +65,6 @@ def build(name, folder, full=True):
 def run(name, program, arguments, **variables):
     """Runs suites, with settings of the plugin."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BAGUA_NET_CONNECT_TIMEOUT", "1")
-        if name != "tsan":  # which sees no locks of a library that is built without it
-            patch.setenv("BAGUA_TEST_PLUGIN", str(csrc.net_plugin()))
         for variable, value in variables.items():
             patch.setenv(variable, value)
         return native.run(name, program, arguments)
@@ -105,13 +102,13 @@ def test_streams_and_statistics(program, tmp_path):
     figures = [json.loads(line) for line in stats.read_text().splitlines()]
     assert sorted(each["direction"] for each in figures) == ["receive", "receive", "send", "send"]
     for each in figures:
-        assert each["bytes"] == sum(each["stream_bytes"]) + each["inline_bytes"] > 40 << 20
-        assert each["messages"] >= 40 and not each["failed"]
+        assert each["bytes"] == sum(each["stream_bytes"]) + each["inline_bytes"] > 4 << 20
+        assert each["messages"] > 4 and not each["failed"]
 
 
 @pytest.mark.timeout(600)
 def test_other_settings(program, tmp_path):
-    """IPv6; small chunks on many sockets, nothing beside the header; statistics that can't be written."""
+    """IPv6; small chunks on many sockets, nothing beside the header; statistics that can't be written; no patience."""
     if program[0] == "plain":
         pytest.skip("the sanitizers have it")
     settings = {"BAGUA_NET_STREAMS": "32", "BAGUA_NET_CHUNK": "16K", "BAGUA_NET_INLINE": "0", "BAGUA_NET_HELP": "0"}
@@ -122,17 +119,24 @@ def test_other_settings(program, tmp_path):
         pass  # this machine's loopback has no IPv6 address
     settings |= {"BAGUA_NET_THREADS": "2", "BAGUA_NET_STATS": str(tmp_path / "no" / "folder")}
     check(run(*program, ["transfer_test.every_size_arrives_whole", "transfer_test.connections_at_random"], **settings))
+    check(run(*program, ["fault_test.a_listener_that_is_gone"], BAGUA_NET_CONNECT_TIMEOUT="1"))
 
 
-def test_the_library_that_is_shipped():
-    """NCCL opens it beside torch's libraries: only its tables are to be seen, and nothing of theirs is needed."""
-    library = csrc.net_plugin()
-    command = ["nm", "--dynamic", "--defined-only", str(library)]
+@pytest.mark.timeout(600)
+def test_the_library_that_is_shipped(program):
+    """NCCL opens it beside torch's libraries: only its tables are to be seen, and nothing of theirs is needed. It may
+    be closed and opened again."""
+    library = str(csrc.net_plugin())
+    command = ["nm", "--dynamic", "--defined-only", library]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].partition("@")[0] for line in shown.splitlines()}
     assert names == {"ncclNetPlugin_v8", "ncclNetPlugin_v11"}
     needed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
     assert not any(word in needed for word in ("torch", "cuda", "nccl.so", "not found")), needed
+    if program[0] != "tsan":  # which sees no locks of a library that is built without it
+        # What it keeps until the process ends can be reached from the library alone.
+        settings = {"BAGUA_NET_THREADS": "2", "BAGUA_TEST_PLUGIN": library, "LSAN_OPTIONS": "detect_leaks=0"}
+        check(run(*program, ["transfer_test.the_library_is_closed_and_opened_again"], **settings))
 
 
 def main(arguments):

@@ -50,14 +50,13 @@ REFERENCE = "2.28.9"
 """Where the program itself, and what it would not find, are tested more."""
 LIBRARY = "lib/libnccl.so.2"
 OURS = "network Bagua-Net"
-SOCKETS = {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "Socket"}
 PROGRAM_S = 120
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @functools.cache
-def libraries() -> dict[str, Path]:
+def libraries():
     """The builds that are here, by SHA-256: in $BAGUA_TEST_NCCL, and in NVIDIA's wheels of this environment."""
     spec = importlib.util.find_spec("nvidia")
     wheels = [Path(folder) / "nccl" for folder in (spec.submodule_search_locations or [])] if spec else []
@@ -70,13 +69,13 @@ def libraries() -> dict[str, Path]:
     return found
 
 
-def build(version: str) -> Path:
+def build(version):
     """The program that knows the insides of this version."""
     sources = sorted((HERE / "real_nccl").glob("*.cpp"))
     return native.build("plain", native.cache_folder(), sources, f"-DBAGUA_REAL_NCCL={BUILDS[version].number}")
 
 
-def runner(version: str) -> Run:
+def runner(version):
     """``run("traffic", **environment)``: the program's result. Without an environment NCCL gets what ranks get."""
     if platform.machine() != "x86_64":
         pytest.skip(f"real NCCL: the layouts are those of builds for x86-64; this is {platform.machine()}")
@@ -91,7 +90,7 @@ def runner(version: str) -> Run:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUA_NET_"))}
     clean["NCCL_SOCKET_IFNAME"] = "lo"
 
-    def start(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def start(*arguments, **environment):
         ranks = net_plugin.variables(csrc.net_plugin(), clean)
         return subprocess.run(
             [str(program), str(library), *arguments],
@@ -107,32 +106,32 @@ def runner(version: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     """The program with the build whose insides are tested most."""
     return runner(REFERENCE)
 
 
 @pytest.fixture(scope="module", params=[version for version in BUILDS if version != REFERENCE])
-def run_other(request: pytest.FixtureRequest) -> tuple[str, Run]:
+def run_other(request):
     """The program with another build, and its version."""
     return request.param, runner(request.param)
 
 
-def passed(result: "subprocess.CompletedProcess[str]", network: str) -> list[str]:
+def passed(result):
     """The lines of a program that found nothing wrong, and what it sent over."""
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
     lines = result.stdout.splitlines()
-    assert lines[0] == network, result.stdout
+    assert lines[0] == OURS, result.stdout
     assert lines[-1] == "0 errors", result.stdout
     return lines
 
 
-def test_every_communicator_gets_the_plugin(run: Run) -> None:
-    lines = passed(run("load"), OURS)
+def test_every_communicator_gets_the_plugin(run):
+    lines = passed(run("load"))
     assert lines[:-1] == [OURS] * 3
 
 
-def test_without_its_variable_the_second_communicator_fails(run: Run) -> None:
+def test_without_its_variable_the_second_communicator_fails(run):
     """NVIDIA/nccl#1978: why net_plugin.variables() has NCCL_NET_PLUGIN_REF_COUNT."""
     result = run("load", NCCL_NET_PLUGIN_REF_COUNT="0")
     assert result.returncode == 1, result.stdout
@@ -141,13 +140,15 @@ def test_without_its_variable_the_second_communicator_fails(run: Run) -> None:
 
 
 @pytest.mark.parametrize("helpers", ["0", "2"])
-def test_traffic(run: Run, helpers: str) -> None:
-    lines = passed(run("traffic", BAGUA_NET_THREADS=helpers), OURS)
+def test_traffic(run, helpers):
+    """Also where connections are given back while requests are pending."""
+    lines = passed(run("traffic", BAGUA_NET_THREADS=helpers))
     assert sum("slices wrong" in line for line in lines) == 20
+    passed(run("free", BAGUA_NET_THREADS=helpers))
 
 
 @pytest.mark.full
-def test_every_version_of_the_table(run_other: tuple[str, Run]) -> None:
+def test_every_version_of_the_table(run_other):
     """NCCL takes the table that is meant for it, and its proxies send over it."""
     version, run = run_other
     loaded = run("load", NCCL_DEBUG="INFO")
@@ -156,23 +157,5 @@ def test_every_version_of_the_table(run_other: tuple[str, Run]) -> None:
     tables = re.findall(r"Loaded net plugin Bagua-Net \(v(\d+)\)", loaded.stdout) or ["8"]
     assert tables[0] == str(BUILDS[version].table)
     assert loaded.stdout.splitlines().count(OURS) == 3
-    passed(run("traffic"), OURS)
-    passed(run("free"), OURS)
-
-
-def test_one_wrong_bit_is_found(run: Run) -> None:
-    """The driver can fail: a bit of each operation is sent otherwise than expected."""
-    result = run("traffic", "spoil")
-    found = re.findall(r"^(?:LL|Simple): (\d+) of \d+ slices wrong$", result.stdout, re.MULTILINE)
-    assert (result.returncode, found) == (1, ["1"] * 20), result.stdout
-
-
-@pytest.mark.parametrize("helpers", ["0", "2"])
-def test_given_back_while_requests_are_pending(run: Run, helpers: str) -> None:
-    passed(run("free", BAGUA_NET_THREADS=helpers), OURS)
-
-
-@pytest.mark.parametrize("mode", ["load", "traffic", "free"])
-def test_sockets_of_nccl(run: Run, mode: str) -> None:
-    """The driver is right: NCCL's own network passes, too."""
-    passed(run(mode, **SOCKETS), "network Socket")
+    passed(run("traffic"))
+    passed(run("free"))

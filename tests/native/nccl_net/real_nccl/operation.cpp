@@ -104,23 +104,19 @@ void play_sender(const Channel& channel, int number, const Operation& operation)
   const End& end = channel.sender;
   const std::vector<int> sizes = sizes_of(operation, number);
   uint64_t step = begin_of(operation, channel);
-  bool spoil = operation.spoil && number == 0;
   for (size_t i = 0; i < sizes.size(); ++i, step += operation.slice_steps) {
     while (load(end.head()) + kSteps < step + operation.slice_steps) ::sched_yield();
     char* data = end.slot(operation.protocol, step);
     const auto size = static_cast<size_t>(sizes[i]);
     const uint64_t key = key_of(step, number);
-    const int flipped = spoil && size >= 16 ? 1 : 0;
-    spoil &= flipped == 0;
     if (operation.protocol == kLl) {
       store(end.fifo_size(step), static_cast<int64_t>(size));
       auto* words = reinterpret_cast<uint64_t*>(data);
       const auto flag = static_cast<uint32_t>(step + 1);
-      for (size_t k = 0; k < size / 8; ++k) store(&words[k], ll_word(key, k, flag) ^ (k == 1 ? flipped : 0));
+      for (size_t k = 0; k < size / 8; ++k) store(&words[k], ll_word(key, k, flag));
       continue;
     }
     if (operation.size < 0) fill(data, size, key);
-    data[size / 2] = static_cast<char>(data[size / 2] ^ flipped);
     store(end.fifo_size(step), static_cast<int64_t>(size));
     store(end.tail(), step + operation.slice_steps);
   }

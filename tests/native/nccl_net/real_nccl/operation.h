@@ -16,7 +16,6 @@ struct Operation {
   int slices;
   uint32_t seed;
   int size = -1;  // of each slice; -1: at random, and the bytes are checked
-  bool spoil = false;
 };
 
 template <class T>

@@ -2,7 +2,7 @@
 // ranks.
 //
 //   real_nccl LIBNCCL load                       three times: networks are looked for, taken, given back
-//   real_nccl LIBNCCL traffic [spoil]            LL and Simple over two channels; spoil: with a wrong bit
+//   real_nccl LIBNCCL traffic                    LL and Simple over two channels
 //   real_nccl LIBNCCL free                       connections are given back while their requests are pending
 //   real_nccl LIBNCCL measure SIZE[,SIZE...]     microseconds for a slice of Simple
 //
@@ -29,7 +29,7 @@ void load_networks(const Nccl& nccl) {
   }
 }
 
-int traffic(const Nccl& nccl, bool spoil) {
+int traffic(const Nccl& nccl) {
   World world(nccl);
   world.connect();
   int all = 0;
@@ -38,8 +38,7 @@ int traffic(const Nccl& nccl, bool spoil) {
     const bool ll = i % 3 == 0;
     const uint32_t seed = 1000 + static_cast<uint32_t>(i);
     // As in NCCL's rings: chunks of one step with LL, of four with Simple, there in slices of one or two.
-    Operation operation{ll ? kLl : kSimple, ll ? 1 : i % 3, ll ? 1 : 4, ll ? 600 : 120, seed};
-    operation.spoil = spoil;
+    const Operation operation{ll ? kLl : kSimple, ll ? 1 : i % 3, ll ? 1 : 4, ll ? 600 : 120, seed};
     run(nccl, &world, operation, &wrong);
     std::printf("%s: %d of %d slices wrong\n", ll ? "LL" : "Simple", wrong.load(), kChannels * operation.slices);
     all += wrong;
@@ -109,7 +108,7 @@ void measure(const Nccl& nccl, const std::string& sizes) {
 int main(int count, char** arguments) {
   const std::string mode = count > 2 ? arguments[2] : "";
   const std::string more = count > 3 ? arguments[3] : "";
-  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic [spoil] | free | measure SIZE[,SIZE...]");
+  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic | free | measure SIZE[,SIZE...]");
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was done is seen
   ::alarm(kLimitS);
   const Nccl nccl(arguments[1]);
@@ -117,7 +116,7 @@ int main(int count, char** arguments) {
   if (mode == "load") {
     load_networks(nccl);
   } else if (mode == "traffic") {
-    wrong = traffic(nccl, more == "spoil");
+    wrong = traffic(nccl);
   } else if (mode == "free") {
     free_pending(nccl);
   } else if (mode == "measure") {
