@@ -58,6 +58,17 @@ NCCL = [*(f"nvidia-nccl-cu12=={version}" for version in ("2.21.5", "2.25.1", "2.
 NCCL += [*(f"nvidia-nccl-cu13=={version}" for version in ("2.28.9", "2.32.3"))]
 NCCL_REFERENCE = "nvidia-nccl-cu13==2.28.9"  # the others are for --full
 NCCL_FOLDER = VENV / "nccl"
+# Programs that tests drive, each with its package of Debian: PyPI has none of them.
+PROGRAMS = {
+    "chromium": "chromium",
+    "mpiexec.hydra": "mpich",
+    "mpirun.openmpi": "openmpi-bin",
+    "pgbouncer": "pgbouncer",
+    "promtool": "prometheus",
+    "redis-server": "redis-server",
+    "sshd": "openssh-server",
+}
+NO_SERVICES = Path("/usr/sbin/policy-rc.d")  # Debian's packages ask it whether to start what they install
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
@@ -206,6 +217,39 @@ def provide_nccl(full: bool) -> None:
     os.environ["BAGUA_TEST_NCCL"] = os.pathsep.join(map(str, folders))
 
 
+def install_programs() -> None:
+    """Installs what Debian has of PROGRAMS, by root, or by sudo if the user agrees; else says which tests are left out.
+    No server is started."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=path)]
+    packages = ["apt-get", "install", "--yes", "--no-install-recommends", *(PROGRAMS[name] for name in missing)]
+    command = " ".join(packages)
+    if not missing:
+        return
+    if not shutil.which("apt-get") or (os.geteuid() != 0 and not sudo_is_wanted(command)):
+        print(f"Tests of {', '.join(missing)} are left out. With them: {command}", flush=True)
+        return
+    say(f"packages of Debian: {' '.join(packages[4:])}")
+    prefix = [] if os.geteuid() == 0 else ["sudo"]
+    refuse = "echo 'exit 101' > {0} && chmod 755 {0}" if not NO_SERVICES.exists() else "true"
+    run(*prefix, "sh", "-c", refuse.format(NO_SERVICES))
+    try:
+        run(*prefix, "apt-get", "update", "--quiet", check=False)
+        run(*prefix, "env", "DEBIAN_FRONTEND=noninteractive", *packages, check=False)  # tests tell what is missing
+    finally:
+        if refuse != "true":
+            run(*prefix, "rm", NO_SERVICES)
+
+
+def sudo_is_wanted(command: str) -> bool:
+    """Asks once, if somebody is there to answer."""
+    asked = VENV / ".bagua-asked"
+    if asked.exists() or not (shutil.which("sudo") and sys.stdin.isatty()):
+        return False
+    asked.touch()
+    return input(f"Some tests need programs. Run this? sudo {command} [y/N] ").strip().lower() == "y"
+
+
 def build_parts(full: bool) -> None:
     """Builds the parts beside the core, for all architectures, and the programs of native tests."""
     say("GPU leg, network plugin, backend of torch.distributed, CUDA kernels")
@@ -317,6 +361,7 @@ def test(arguments: list[str]) -> None:
     everything = set(arguments) <= {"--full"}
     set_up("dev")
     if everything:
+        install_programs()
         check_sources()
         build_parts("--full" in arguments)
         import_tests()

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from rig.clusters.slurm import NODES, Slurm, slurm
 from rig.clusters.sshd import Sshd
 from rig.docs import pages
 from rig.limits import SOON_S
+from rig.programs import program
 from rig.ranks.elastic import PROGRAM
 
 if TYPE_CHECKING:
@@ -421,14 +421,12 @@ def test_an_elastic_job_is_scaled_while_it_runs(sandbox: Sandbox, own: Slurm) ->
 
 @pytest.mark.parametrize("number, mpirun", [(0, "mpirun.openmpi"), (1, "mpiexec.hydra")])
 def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, number: int, mpirun: str) -> None:
-    program = shutil.which(mpirun)
-    if program is None:
-        pytest.skip(f"no {mpirun}: Debian's openmpi-bin and mpich have them")
+    path = program(mpirun)
     command = pages.run_by("test_ranks_of_mpirun_know_their_places", PAGE)[number]
     programs = sandbox.folder / "bin"
     programs.mkdir()
-    for name, path in ((command.split()[0], program), ("python", sys.executable)):
-        (programs / name).write_text(f'#!/bin/sh\nexec {path} "$@"\n')
+    for name, target in ((command.split()[0], path), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {target} "$@"\n')
         (programs / name).chmod(0o755)
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     allowed |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{os.environ['PATH']}"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rig.programs import program
 from rig.system.pgbouncer import pgbouncer
 
 from bagua.base.errors import NotFoundError
@@ -18,8 +18,7 @@ SPEC = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1)
 
 @pytest.fixture
 def pooled_url(postgres_url: str) -> Iterator[str]:
-    if shutil.which("pgbouncer") is None:
-        pytest.skip("pgbouncer is not in PATH")
+    program("pgbouncer")
     with tempfile.TemporaryDirectory(prefix="bagua-pooler-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,21 @@ import httpx
 import playwright.sync_api as playwright
 import pytest
 from rig.coordinator.dashboards import SCRIPT, ReportingJob
+from rig.programs import program
 
 from .conftest import CoordinatorProcess, Peer
 
-CHROMIUM = shutil.which("chromium")
 WAIT_MS = 60_000
 # Without them Chromium asks hosts of its maker at each start.
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
 SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=program("chromium"), args=ARGUMENTS)
         yield browser
         browser.close()
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import playwright.sync_api as playwright
 import pytest
 from rig.coordinator.fleet import FleetProcess
 from rig.coordinator.old_jobs import insert_old_jobs
+from rig.programs import program
 
 from bagua.proto import common_pb2 as c
 
@@ -65,7 +66,6 @@ def test_a_large_cluster(start, tmp_path: Path):
 
 
 RUNNING = 300
-CHROMIUM = shutil.which("chromium")
 SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
 FIGURES = """() => ({
     wide: document.documentElement.scrollWidth <= innerWidth,
@@ -81,9 +81,8 @@ WATCH = """
 """
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: apt-get install chromium)")
 def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = program("chromium")
     state = tmp_path / "state"
     start(state_dir=state).end()
     spec = c.JobSpec(name="old", entry="/bin/true", no_python=True, nnodes=1, nproc_per_node=1)
@@ -95,7 +94,7 @@ def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path)
             spec = c.JobSpec(name=f"train-{number}", entry="t", no_python=True, nnodes=1 + number % 4, nproc_per_node=2)
             client.submit(spec)
         with playwright.sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             for name, size in (("desk", (1280, 900)), ("phone", (390, 800))):
                 page = browser.new_page(viewport={"width": size[0], "height": size[1]})
                 page.set_default_timeout(60_000)

@@ -70,7 +70,6 @@ def test_values_that_are_no_numbers_are_a_warning(caplog: pytest.LogCaptureFixtu
 
 def test_tensorboard(tmp_path: Path) -> None:
     """Written with torch's own writer, read with TensorBoard."""
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TensorBoard's own parts
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -85,9 +84,10 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 
 def test_mlflow(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # SQLAlchemy 2.1 warns of a call that MLflow makes
+        import mlflow
+
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
         with mlflow.start_run() as run:
             loggers.to_mlflow(mlflow)(REPORT)
@@ -96,7 +96,8 @@ def test_mlflow(tmp_path: Path) -> None:
 
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    import wandb
+
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = wandb.init(project="test", mode="offline", dir=str(tmp_path))
     loggers.to_wandb(run)(REPORT)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from rig.clusters.sshd import PLACES
 from rig.limits import SOON_S
 from rig.ports import free_ports
+from rig.programs import find
 
 PREFIX = "BAGUA_TEST_SLURM"
 """A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""
@@ -43,10 +43,6 @@ class Slurm:
         return [*self.prefix, *words]
 
 
-def _find(name: str) -> str:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PLACES}") or ""
-
-
 @contextlib.contextmanager
 def slurm() -> Iterator[Slurm]:
     """A cluster of two nodes: that of BAGUA_TEST_SLURM or SLURM_CONF, else one made here. Skips where there is none."""
@@ -56,7 +52,7 @@ def slurm() -> Iterator[Slurm]:
     if os.environ.get("SLURM_CONF"):
         yield Slurm()
         return
-    missing = [name for name in PROGRAMS if not _find(name)]
+    missing = [name for name in PROGRAMS if not find(name)]
     if missing or os.geteuid() != 0:
         why = f"{', '.join(missing)} not found" if missing else "a cluster is made by root"
         pytest.skip(f"no Slurm: {why} (Debian: slurmctld, slurmd, slurm-client, munge), and {PREFIX} is not set")
@@ -125,7 +121,7 @@ class _Cluster:
     def call(self, *words: str) -> str:
         """Runs one of Slurm's commands; what it printed."""
         env = {**os.environ, **self.env}
-        command = [_find(words[0]), *words[1:]]
+        command = [find(words[0]), *words[1:]]
         return subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=SOON_S).stdout
 
     def _run(self, name: str, *arguments: str) -> None:
@@ -133,7 +129,7 @@ class _Cluster:
         with (self.folder / f"{name}.out").open("ab") as output:
             self.processes.append(
                 subprocess.Popen(
-                    [_find(name), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
+                    [find(name), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
                 )
             )
 

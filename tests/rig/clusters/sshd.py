@@ -13,15 +13,12 @@ import pytest
 
 from rig.limits import SOON_S
 from rig.ports import free_port
-
-PLACES = "/usr/sbin:/usr/local/sbin:/sbin"
+from rig.programs import program
 
 
 def find_sshd() -> str:
     """The program; skips where there is none that could run."""
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{PLACES}")
-    if found is None or shutil.which("ssh-keygen") is None:
-        pytest.skip("no sshd: install openssh-server to see ssh at work")
+    found = program("sshd")
     if os.geteuid() == 0:
         try:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)

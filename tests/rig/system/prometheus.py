@@ -7,16 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from rig.programs import program
 
 
 def promtool(*arguments: str | Path, text: str = "", cwd: Path | None = None) -> str:
-    """Runs it to its end; returns what it printed. Fails the test if it refuses, skips it where there is none."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    """Runs it to its end; returns what it printed. Fails the test if it refuses."""
     done = subprocess.run(
-        [program, *map(str, arguments)], input=text, capture_output=True, text=True, timeout=60, cwd=cwd
+        [program("promtool"), *map(str, arguments)], input=text, capture_output=True, text=True, timeout=60, cwd=cwd
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

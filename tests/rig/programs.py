@@ -1,0 +1,24 @@
+"""Programs that tests drive, such as Chromium and Redis."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def find(name: str) -> str:
+    """Returns the path of a program, or "", also where only root has it in PATH."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin") or ""
+
+
+def program(name: str) -> str:
+    """The path of one that ``deploy/dev.py test`` installs. Where it is missing, the test is skipped, and fails in
+    CI."""
+    if found := find(name):
+        return found
+    words = f"{name} is not installed: `python3 deploy/dev.py test` does it for root"
+    if os.environ.get("CI"):
+        pytest.fail(words)
+    pytest.skip(words)
