@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 README = {
     "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
-    " bagua (command line) ──gRPC──► coordinator": "a picture",
 }
 """Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
 PLAYED = ("operations", "security", "service", "observability", "metrics", "dashboard")

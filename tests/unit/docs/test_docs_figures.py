@@ -121,22 +121,11 @@ def test_all_pages_count_the_faults_of_chaos_alike() -> None:
     played = faults_of_the_table()
     assert played.keys() <= KINDS.keys()
     said = {}
-    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+    for page in DOCS.rglob("*.md"):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page.read_text())  # words of a link, without its target
         if found := re.findall(r"\b(\d+) faults of (?:(\d+) kinds|`bagua chaos`)", text):
             said[str(page.relative_to(DOCS.parent))] = found
-    assert {"README.md", "docs/elastic.md", "docs/design/atomic-steps.md"} <= said.keys()
+    assert {"docs/elastic.md", "docs/design/atomic-steps.md"} <= said.keys()
     faults, kinds = str(sum(times for times, _ in played.values())), str(len(played))
     other = {name: found for name, found in said.items() if any(n != faults or k not in ("", kinds) for n, k in found)}
     assert not other, f"the table has {faults} faults of {kinds} kinds"
-
-
-def test_the_readme_sums_up_the_table_of_chaos() -> None:
-    played = faults_of_the_table()
-    text = (DOCS.parent / "README.md").read_text()
-    rows = re.findall(r"^\| [^|:]+: ([a-z, -]+) \| (\d+) \|.*\| (\d+) \|$", text, re.MULTILINE)
-    groups = {tuple(names.split(", ")): (int(times), int(longest)) for names, times, longest in rows}
-    assert sorted(kind for names in groups for kind in names) == sorted(played)
-    for names, found in groups.items():
-        these = [played[kind] for kind in names]
-        assert found == (sum(times for times, _ in these), max(longest for _, longest in these)), names
