@@ -98,7 +98,8 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     anew = _anew(job, now, options)
     links, restarts, began = _accusations(job, () if anew else job.accusations)
     stalls = (0 if anew else job.stalls) + (not began)
-    known = {node_id for node_id, _, _ in job.put_out}  # who comes back with a broken link has had its chance
+    # Who comes back with a broken link has had its chance; who has trained since has another one.
+    known = set() if _progress(job, now, options) else {node_id for node_id, _, _ in job.put_out}
     parting = bool(links) and (stalls > 1 or any(known.intersection(pair) for pair in links))
     accused = {name for host in suspended for name in host.lost_hosts}
     awaited = (host for host in job.hosts if parting or host.node_id in accused)
@@ -110,7 +111,9 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     if now < at:
         return None, at
     if parting:
-        return _part(job, evidence, links, now, options), None
+        step = _part(job, evidence, links, now, options)
+        if isinstance(step, Regroup) or stalls > options.max_stalls:  # else the job would end: the links may be back
+            return step, None
     if killed := {node_id for node_id, _ in restarts if restarts.count((node_id, node_id)) > options.max_stalls}:
         text = f"was started again {options.max_stalls + 1} times in a row, and no step was made meanwhile"
         lost = {host.node_id: f"the daemon on node {host.name} {text}" for host in job.hosts if host.node_id in killed}
@@ -145,10 +148,16 @@ def _accusations(job: JobRecord, before: Sequence[Pair]) -> tuple[tuple[Pair, ..
 
 
 def _anew(job: JobRecord, now: float, options: Options) -> bool:
-    """True unless the job has stalled before and has made no step since: whoever begins another backward pass has
-    committed the one before. Programs that have no model of ours tell of no passes: they have a time."""
+    """True unless the job has stalled before and has made no step since."""
+    return not (job.stalls or job.accusations) or _progress(job, now, options)
+
+
+def _progress(job: JobRecord, now: float, options: Options) -> bool:
+    """True if a step was made since the first of the stalls, or since newcomers entered: whoever begins another
+    backward pass has committed the one before. Programs that have no model of ours tell of no passes: they have a
+    time."""
     late = now >= job.placed_clock + options.stall_s + job.patience_s
-    return late or not (job.stalls or job.accusations) or job.passes > job.stalled_passes
+    return late or job.passes > job.stalled_passes
 
 
 def _part(job: JobRecord, evidence: Evidence, pairs: Sequence[Pair], now: float, options: Options) -> Step:

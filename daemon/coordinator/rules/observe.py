@@ -17,6 +17,7 @@ from bagua.daemon.coordinator.rules.domain import (
     RankRecord,
     RankState,
 )
+from bagua.daemon.coordinator.rules.evidence import passed
 from bagua.daemon.coordinator.rules.failure_reasons import describe_exit
 
 MAX_ERROR = 2_000  # characters kept of a node's error
@@ -65,6 +66,8 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
     job, events = _with_patience(job, old, fact, wall)
     if fact.passes > job.passes:
         job = replace(job, passes=fact.passes)
+    if host.entered == job.generation and not passed(job):  # the next pass is the first one with newcomers
+        job = replace(job, stalled_passes=job.passes + 1)
     if host == old:
         return job, events
     hosts = list(job.hosts)

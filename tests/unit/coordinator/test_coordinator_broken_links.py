@@ -274,6 +274,25 @@ def test_who_was_put_out_comes_back_later_and_later() -> None:
     assert pauses == [120, 240, 480, 960, 1920, 3600]
 
 
+def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall() -> None:
+    """Its switch restarts, hours later: nothing passes between any two hosts for a moment."""
+    c = Cluster("abc", most=3)
+    for _ in range(2):
+        stall(c, "bc", passes=7)
+        c.enter()
+    ended(c)
+    c.decide(120.0)
+    c.says("c")
+    c.ready("c")
+    c.says("a", entered=c.job.generation, passes=12)
+    c.enter(newcomers=True)
+    stall(c, "ab", "bc", "ac", passes=14)
+    assert (len(c.job.hosts), c.job.stalls) == (3, 1)
+    c.enter()
+    stall(c, "bc", passes=14)
+    assert len(c.job.hosts) == 1, "what was seen in the first stall counts"
+
+
 def test_a_daemon_that_was_started_anew_is_asked_at_once() -> None:
     c = Cluster("abc", most=3)
     stall(c, "bc")
@@ -293,3 +312,20 @@ def test_too_few_are_left() -> None:
     stall(c, "ab")
     assert c.job.plan is Plan.STANDSTILL and c.job.state is JobState.WAITING
     assert "node b is put out, since nothing passes between it and a" in c.job.reason
+
+
+def test_a_job_that_would_end_without_a_host_tries_again() -> None:
+    """Its program takes no newcomers, and needs all: the links may be back."""
+    c = Cluster("ab", least=2, most=2, takes=False)
+    for number in range(1, OPTIONS.max_stalls + 1):
+        stall(c, "ab", passes=7)
+        assert (c.job.state, c.job.stalls, len(c.job.hosts)) == (JobState.RUNNING, number, 2)
+        c.enter()
+    stall(c, "ab", passes=8)
+    assert (c.job.state, c.job.stalls) == (JobState.RUNNING, 1), "a step was made"
+    for _ in range(OPTIONS.max_stalls):
+        c.enter()
+        stall(c, "ab", passes=8)
+    assert c.job.state is JobState.STOPPING
+    assert "node b is put out, since nothing passes between it and a" in c.job.reason
+    assert "its program takes no newcomers" in c.job.reason
