@@ -16,9 +16,10 @@ from typing import Any
 import bagua
 from bagua.base.disk import disk_words
 from bagua.base.retention import Keep
-from bagua.base.trees import remove_tree, walk_files
+from bagua.base.trees import remove_trees, walk_files
 from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.jobs.context import NodeContext
+from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.journal import KILL_S, JobEntry, end_leftovers
 from bagua.daemon.node.logs.file import LogFile, log_path
@@ -98,7 +99,7 @@ class Jobs:
     async def recover(self) -> None:
         """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError if the
         journal can't be read at all; a journal that can't be written now is no reason to stay away."""
-        self._node.places.recover(self._node.keeper.notes.keys())
+        gone = self._node.places.recover(self._node.keeper.notes.keys())
         entries, broken = self._node.journal.read_all()
         for path in broken:
             self._node.log.warning("a journal can't be understood and is put aside", path=str(path))
@@ -115,11 +116,12 @@ class Jobs:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
-            self._node.places.remove(job_id)
+            gone += self._node.places.leave(job_id)
             self._held[job_id] = EndedJob(entry.job, self._node.logs_folder / job_id)
         self._node.keeper.release_found()
         await self._end_groups()
-        self._trim()
+        _remove(gone)
+        await self._trim()
 
     async def _end_groups(self) -> None:
         """Ends what is left of jobs that no longer run here, and were ended by nobody: their keeper was killed."""
@@ -318,7 +320,7 @@ class Jobs:
     async def _announce(self) -> None:
         async with self._arrived:
             self._arrived.notify_all()
-        self._trim()
+        await self._trim()
 
     def _remember(self, last: node_pb2.LocalJob) -> None:
         if not is_safe_name(last.job_id):  # it would become a path
@@ -338,21 +340,34 @@ class Jobs:
         """Forgets ended jobs, with their logs, as they become old, until cancelled."""
         while True:
             await asyncio.sleep(_EXPIRE_S)
-            self._trim()
+            await self._trim()
 
-    def _trim(self) -> None:
+    async def _trim(self) -> None:
         """Forgets ended jobs, with their logs: those beyond the number, the age and the size that are kept. The newest
         stays."""
         ended = [job_id for job_id, held in self._held.items() if held.stopped and held.cleared]
-        for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
+        known = {job_id: self._held[job_id] for job_id in ended}
+        folders = self._node.jobs_folder, self._node.logs_folder
+        try:
+            old = await in_thread(lambda: past_keeping(folders[0], ended, self._node.keep, time.time()))
+        except OSError:  # no thread can be started: the next look forgets them
+            return
+        trees: list[Path] = []
+        for job_id in [job_id for job_id in old if self._held.get(job_id) is known[job_id]]:
             del self._held[job_id]
             try:
                 self._node.journal.remove(job_id)
             except OSError as error:  # the next life forgets it again
                 self._node.log.warning("a job can't be forgotten", job=job_id, error=disk_words(error))
                 continue
-            for folder in (self._node.jobs_folder, self._node.logs_folder):  # beside the loop: trees may be large
-                self._spawn_task(asyncio.to_thread(remove_tree, folder / job_id))
+            trees += [folder / job_id for folder in folders]
+        _remove(trees)
+
+
+def _remove(trees: Sequence[Path]) -> None:
+    """Removes them beside the loop: they may be large, and ranks wait for this daemon."""
+    with contextlib.suppress(OSError):  # no thread can be started: the next life removes them
+        in_thread(lambda: remove_trees(trees))
 
 
 def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import bagua.csrc
 from bagua.base.memory_kills import MemoryWatch
+from bagua.base.trees import remove_trees
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.engine_host import in_thread, wanted_plugin
 from bagua.daemon.node.logs.file import LogFile, log_path
@@ -153,7 +154,7 @@ class RankProcesses:
             server, self._server = self._server, None
             await server.stop(0.1)
         if self.user is not None or self.place.code.exists():
-            await in_thread(lambda: self._node.places.remove(self._job_id))
+            await in_thread(lambda: remove_trees(self._node.places.leave(self._job_id)))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of

@@ -7,21 +7,23 @@ another in its place. Code and what ranks put there to meet lie in folders of th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
-from bagua.base.trees import remove_tree
 from bagua.daemon.node.ranks.runtime_dir import remove_sockets
 from bagua.daemon.node.ranks.user import RankUser
 
 _PASS = 0o711
+_GONE = ".gone-"
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,15 @@ class OwnPlaces:
         """Returns the place where the ranks of that job meet."""
         return RankPlace(self._sockets, self.rank_socket, self._jobs / job_id / "code")
 
-    def recover(self, resumed: Collection[str]) -> None:
-        """Removes what an earlier life of the daemon left."""
+    def recover(self, resumed: Collection[str]) -> list[Path]:
+        """Removes sockets that an earlier life of the daemon left; returns trees to remove."""
         remove_sockets(self._sockets)
+        return []
 
-    def remove(self, job_id: str) -> None:
-        """Removes the place of a job that has ended."""
-        remove_tree(self.of(job_id).code)
+    def leave(self, job_id: str) -> list[Path]:
+        """Ends the place of a job that has ended; returns trees to remove."""
+        code = self.of(job_id).code
+        return [_aside(code), *code.parent.glob(f"{_GONE}*")]
 
 
 class UserPlaces:
@@ -104,20 +108,30 @@ class UserPlaces:
         folder = self._root / job_id
         return RankPlace(folder, folder / "rank.sock", folder / "code", folder / "meeting", self._cache)
 
-    def recover(self, resumed: Collection[str]) -> None:
-        """Removes what an earlier life of the daemon left, but for files of jobs that go on."""
+    def recover(self, resumed: Collection[str]) -> list[Path]:
+        """Ends what an earlier life of the daemon left, but for files of jobs that go on; returns trees to remove."""
+        gone = []
         for folder in self._root.iterdir():
             if folder.name in resumed:
                 remove_sockets(folder)
             elif folder != self._cache:
-                remove_tree(folder)
+                gone.append(_aside(folder))
+        return gone
 
-    def remove(self, job_id: str) -> None:
-        """Removes the place of a job that has ended."""
-        remove_tree(self._root / job_id)
+    def leave(self, job_id: str) -> list[Path]:
+        """Ends the place of a job that has ended; returns trees to remove."""
+        return [_aside(self._root / job_id)]
 
 
 Places = OwnPlaces | UserPlaces
+
+
+def _aside(path: Path) -> Path:
+    """Renames what is to be removed: the job may begin here again meanwhile, or where that fails."""
+    gone = path.with_name(f"{_GONE}{path.name}-{time.monotonic_ns()}")
+    with contextlib.suppress(OSError):
+        return path.rename(gone)
+    return path
 
 
 def open_user_places(folder: Path, state: Path) -> UserPlaces:

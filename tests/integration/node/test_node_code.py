@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rig.limits import SOON_S
 from rig.ranks.elastic import PROGRAM
 
 from bagua.base.code_archive import PIECE_BYTES
@@ -216,4 +219,49 @@ async def test_newcomers_of_a_job_that_was_stopped_while_its_code_came(end, daem
     job = await end.exited("job")
     assert [(rank.member, rank.exit_code, rank.signal) for rank in job.ranks] == [(5, 0, 0)], job.ranks[0].error_tail
     await end.stop_job("job", generation=3)
+    await end.stopped("job")
+
+
+@pytest.fixture
+def rm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets what `rm` does in daemons that are started later."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(text: str) -> None:
+        (folder / "rm").write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "rm").chmod(0o755)
+
+    return put
+
+
+async def test_a_tree_that_takes_long_keeps_no_daemon_away(end, start_daemon, project, rm, tmp_path):
+    """Ranks of others wait for a daemon that was killed, and their lease ends."""
+    rm(f'until [ -e {tmp_path}/go ]; do sleep 0.1; done; exec /bin/rm "$@"')
+    daemon = await start_daemon()
+    await end.run_script("job", "train.py", code=archive_in(end, project))
+    folder = Path(Path((await end.exited("job")).ranks[0].log_path).read_text().split()[1])
+    daemon.proper().kill()
+    await end.until(lambda: len(end.hellos) == 2)
+    left = list(folder.parent.glob(".gone-*"))
+    assert not folder.exists() and left
+    (tmp_path / "go").touch()
+    async with asyncio.timeout(SOON_S):
+        while any(path.exists() for path in left):
+            await asyncio.sleep(0.02)
+
+
+async def test_nobody_begins_in_a_tree_that_was_removed_in_part(end, start_daemon, project, rm):
+    rm('/bin/rm -r "$3/lib"; exit 1')
+    await start_daemon()
+    archive = archive_in(end, project)
+    await run_elastic(end, archive, [0])
+    await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
+    await end.stop_job("job", grace_s=0.5)
+    await end.stopped("job")
+    await run_elastic(end, archive, [], joining=[1], generation=2)
+    job = await end.job_until("job", lambda job: any(rank.member == 1 and rank.pid for rank in job.ranks))
+    await until_printed(next(rank for rank in job.ranks if rank.member == 1), "shipped")
+    await end.stop_job("job", grace_s=0.5, generation=2)
     await end.stopped("job")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,25 @@ def test_closed_folders_and_links(tmp_path: Path) -> None:
     assert "inside" not in {entry.name for entry in walk_files(tree, 100)}
     remove_tree(tree)
     assert not tree.exists() and (kept / "inside").is_dir()
+
+
+MOUNT = """
+mount --bind "$1" "$2"
+exec "$3" -c 'import sys, pathlib, bagua.base.trees as trees; trees.remove_tree(pathlib.Path(sys.argv[1]))' "$4"
+"""
+
+
+@pytest.mark.root
+def test_what_is_mounted_in_a_tree_stays(tmp_path: Path) -> None:
+    """A rank has bound its data into the folder of its code."""
+    kept, tree = tmp_path / "kept", tmp_path / "tree"
+    for folder in (kept, tree / "my data"):
+        folder.mkdir(parents=True)
+    (kept / "data").touch()
+    command = ["unshare", "--mount", "sh", "-ec", MOUNT, "sh", kept, tree / "my data", sys.executable, tree]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "bagua" not in done.stderr and done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert (kept / "data").exists() and "remove it by hand" in done.stderr, done
+    remove_tree(tree)
+    assert not tree.exists()

@@ -104,11 +104,12 @@ def test_a_job_has_a_folder_through_which_others_pass(folder: Path):
     assert place.variables == {"BAGUA_MEETING_DIR": str(place.meeting), "BAGUA_SHARED_CACHE_DIR": str(place.cache)}
     (place.folder / "job-x.sock").touch()
     places.of("job-2").make(own)
-    places.recover({"job-1"})
+    (left,) = places.recover({"job-1"})
+    assert left.parent == place.folder.parent and (left / "meeting").is_dir()
     assert place.meeting.is_dir() and not (place.folder / "job-x.sock").exists()
     assert not places.of("job-2").folder.exists()
-    places.remove("job-1")
-    assert not place.folder.exists()
+    (left,) = places.leave("job-1")
+    assert not place.folder.exists() and (left / "meeting").is_dir()
 
 
 def test_native_code_is_there_for_all_to_read(folder: Path):

@@ -48,7 +48,7 @@ async def test_jobs_that_can_not_be_forgotten_keep_no_daemon_away(tmp_path: Path
     for name in ("old", "new"):
         jobs._remember(node_pb2.LocalJob(job_id=name))
     with structlog.testing.capture_logs() as told:
-        jobs._trim()
+        await jobs._trim()
     assert [line["job"] for line in told] == ["old"]
 
 
