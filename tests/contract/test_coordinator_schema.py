@@ -6,13 +6,15 @@ import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConfigError, UnavailableError
+from bagua.daemon.coordinator.admin.backup import back_up, restore
 from bagua.daemon.coordinator.store import models
-from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.database import connect_engine, open_engine, sqlite_url
 from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
 from bagua.daemon.coordinator.store.migrations.upgrade import config, upgrade
 from bagua.daemon.coordinator.store.store import Store
@@ -83,6 +85,21 @@ def test_a_newer_schema_is_refused_with_words(database_url: str):
     engine.dispose()
     with pytest.raises(ConfigError, match=r"has schema 9999, which bagua .* does not know: a newer version made it"):
         open_engine(database_url)
+
+
+def test_a_database_of_another_program_is_left_alone(database_url: str, tmp_path: Path):
+    open_engine(sqlite_url(tmp_path / "ours.db")).dispose()
+    back_up(sqlite_url(tmp_path / "ours.db"), tmp_path / "backup.db")
+    engine = connect_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE users (id INTEGER)"))
+    with pytest.raises(ConfigError, match="is that of another program: it has the table 'users'"):
+        open_engine(database_url)
+    if database_url.startswith("postgresql"):  # a file is put aside
+        with pytest.raises(ConfigError, match="is that of another program: it has the table 'users'"):
+            restore(tmp_path / "backup.db", database_url, replace=True)
+    assert sa.inspect(engine).get_table_names() == ["users"]
+    engine.dispose()
 
 
 def test_coordinators_that_start_at_once_make_the_schema_once(database_url: str):

@@ -25,6 +25,7 @@ from bagua.daemon.coordinator.store.database import (
     config_words,
     connect_engine,
     read_only_url,
+    refuse_tables_of_others,
     revision_of,
     sqlite_url,
 )
@@ -208,6 +209,7 @@ def _into_postgresql(backup: Path, url: str) -> None:
     with _engine(read_only_url(backup)) as source, _engine(url) as target:
         with source.connect() as reader, target.begin() as writer:
             writer.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            refuse_tables_of_others(writer, shown_url(target.url))
             old = sa.MetaData()
             old.reflect(writer)
             old.drop_all(writer)

@@ -25,6 +25,8 @@ from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN, before_first
 
 _BUSY_TIMEOUT_MS = 10_000
 _MADE_S = 2.0
+_LOOK_S = 0.05
+_LEAST_BYTES = 2  # SQLite takes a single byte for an empty database
 MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
 
 
@@ -40,12 +42,16 @@ def read_only_url(path: Path) -> str:
 
 def open_engine(url: str) -> sa.Engine:
     """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, a newer schema, a full disk, a damaged
-    file; UnavailableError: a server that does not answer."""
-    _refuse_empty(url)
+    file, one that has lost its content, tables of another program; UnavailableError: a server that does not answer."""
+    new = _is_new(url)
     engine = connect_engine(url)
     try:
         with config_words(engine.url):
-            ensure_schema(engine, shown_url(engine.url))
+            deadline = time.monotonic() + _MADE_S
+            while not ensure_schema(engine, shown_url(engine.url), new):
+                if time.monotonic() > deadline:
+                    raise _lost(f"The database {shown_url(engine.url)} has no tables")
+                time.sleep(_LOOK_S)
     except BaseException:
         engine.dispose()
         raise
@@ -93,8 +99,8 @@ _EXAMPLE = "postgresql://USER@HOST/NAME"
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
-        _make_private(Path(url.database))
+    if (file := _file(url)) is not None:
+        _make_private(file)
     engine = sa.create_engine(url)
 
     @event.listens_for(engine, "connect")
@@ -117,18 +123,38 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _refuse_empty(url: str) -> None:
-    """Raises ConfigError for a file that has lost its content: taken for a new one, it would end all jobs. Waits for a
-    coordinator beside this one that has just made it."""
-    file = Path(url.removeprefix("sqlite:///"))
+def _file(url: str | sa.URL) -> Path | None:
+    """Returns the file of SQLite, if it is one, and may be written."""
+    with contextlib.suppress(sa.exc.ArgumentError):
+        parsed = sa.make_url(url)
+        name = parsed.database or ":memory:"
+        if parsed.get_backend_name() == "sqlite" and name != ":memory:" and not name.startswith("file:"):
+            return Path(name)
+    return None
+
+
+def _is_new(url: str) -> bool:
+    """True if the database may be empty. Raises ConfigError for a file that has lost its content: taken for a new one,
+    it would end all jobs. Waits for a coordinator beside this one that has just made it."""
+    file = _file(url)
+    if file is None:
+        return True
     deadline = time.monotonic() + _MADE_S
-    while url.startswith("sqlite:///") and file.is_file() and file.stat().st_size == 0:
+    while file.is_file() and (size := file.stat().st_size) < _LEAST_BYTES:
         if time.monotonic() > deadline:
-            raise ConfigError(
-                f"The database {file} is empty (0 bytes): it was cut off, or a disk was full. Restore a backup; "
-                "remove the file only if the service never had a job, or all its jobs may be forgotten. [BG816]"
-            )
-        time.sleep(0.05)
+            raise _lost(f"The database {file} is empty ({size} bytes)")
+        time.sleep(_LOOK_S)
+    journal = file.with_name(file.name + "-wal")
+    if not file.exists() and journal.exists() and journal.stat().st_size:  # SQLite would delete it
+        raise _lost(f"The database {file} is missing, and its journal {journal.name} is there")
+    return not file.exists()
+
+
+def _lost(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: it was cut off or copied without its -wal file, or a disk was full. Restore a backup; remove what is "
+        "there only if the service never had a job, or all its jobs may be forgotten. [BG816]"
+    )
 
 
 def _make_private(file: Path) -> None:
@@ -161,14 +187,15 @@ def _set_wal(cursor: sqlite3.Cursor) -> None:
         time.sleep(random.uniform(0.001, 0.02))  # nothing tells when the lock is free
 
 
-def ensure_schema(engine: sa.Engine, shown: str) -> None:
-    """Makes or upgrades the tables. Raises ConfigError for a schema that this code does not know."""
+def ensure_schema(engine: sa.Engine, shown: str, new: bool) -> bool:
+    """Makes or upgrades the tables. False: there are none, and the database is not ``new``. Raises ConfigError for a
+    schema that this code does not know."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":  # several coordinators may start at once
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
         revision = revision_of(connection)
         if revision == HEAD:
-            return
+            return True
         if revision is not None and before_first(revision):
             raise ConfigError(
                 f"The database {shown} has schema {revision}, which a development version before 1.0 made: no upgrade "
@@ -180,13 +207,26 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
                 f"The database {shown} has schema {revision}, which bagua {bagua.__version__} does not know: a newer "
                 "version made it. Install that version, or use another database or state folder. [BG817]"
             )
-        if revision is None and not sa.inspect(connection).get_table_names():
-            _create(connection)
-            return
+        if revision is None:
+            refuse_tables_of_others(connection, shown)
+            if new:
+                _create(connection)
+            return new
         # Imported here: it costs a quarter of a second, and the schema is at head nearly always.
         from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
 
         upgrade(connection)
+        return True
+
+
+def refuse_tables_of_others(connection: sa.Connection, shown: str) -> None:
+    """Raises ConfigError if the database has tables, and no schema of ours."""
+    tables = sa.inspect(connection).get_table_names()
+    if tables and revision_of(connection) is None:
+        raise ConfigError(
+            f"The database {shown} is that of another program: it has the table {tables[0]!r} and no schema of Bagua. "
+            "Use another database or state folder. [BG817]"
+        )
 
 
 def revision_of(connection: sa.Connection) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,15 +33,57 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, name: str):
         folder.publish(address="h:1")
 
 
-def test_a_database_that_has_lost_its_content_is_no_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken for a new one, it would end all jobs. One that a coordinator beside this one has just made gets content."""
+def journal(file: Path) -> Path:
+    return file.with_name(file.name + "-wal")
+
+
+def without_its_journal(file: Path) -> None:
+    journal(file).unlink()
+
+
+def without_its_file(file: Path) -> None:
+    file.unlink()
+
+
+def cut(size: int) -> Callable[[Path], None]:
+    return lambda file: os.truncate(file, size)
+
+
+@pytest.mark.parametrize(
+    ("lose", "words"),
+    [
+        (cut(0), r"bagua\.db is empty \(0 bytes\)"),
+        (cut(1), r"bagua\.db is empty \(1 bytes\)"),
+        (without_its_journal, "has no tables: it was cut off or copied without its -wal file"),
+        (without_its_file, r"bagua\.db is missing, and its journal bagua\.db-wal is there"),
+    ],
+)
+@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite:///{}?timeout=5", "sqlite+pysqlite:///{}"])
+def test_a_database_that_has_lost_its_content_is_no_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None], words: str, form: str
+) -> None:
+    """Taken for a new one, it would end all jobs."""
+    file = tmp_path / "lost" / "bagua.db"
+    file.parent.mkdir()
+    engine = open_engine(sqlite_url(tmp_path / "bagua.db"))
+    for one in (tmp_path / "bagua.db", journal(tmp_path / "bagua.db")):  # as a coordinator that is killed leaves them
+        (file.parent / one.name).write_bytes(one.read_bytes())
+    engine.dispose()
+    lose(file)
+    content = {path.name: path.read_bytes() for path in file.parent.iterdir() if path.name != "bagua.db-shm"}
+    monkeypatch.setattr(database, "_MADE_S", 0.2)
+    with pytest.raises(ConfigError, match=words):
+        open_engine(form.format(file))
+    found = {path.name: path.read_bytes() for path in file.parent.iterdir()}
+    assert lose is without_its_journal or found == content
+
+
+def test_a_database_that_gets_its_content_at_this_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "bagua.db"
     open_engine(sqlite_url(file)).dispose()
     content = file.read_bytes()
     file.write_bytes(b"")
-    monkeypatch.setattr(database, "_MADE_S", 0.2)
-    with pytest.raises(ConfigError, match=r"bagua\.db is empty \(0 bytes\).*\[BG816\]"):
-        open_engine(sqlite_url(file))
-    assert file.read_bytes() == b""
     monkeypatch.setattr(database.time, "sleep", lambda _: file.write_bytes(content))
     open_engine(sqlite_url(file)).dispose()
