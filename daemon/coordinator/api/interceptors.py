@@ -21,7 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from bagua.base.address import first_of_crowd
-from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.errors import InvalidRequestError, ServiceError, UnauthenticatedError, UnavailableError
 from bagua.base.rpc import code_of
 from bagua.daemon.coordinator.rules.access import (
     OPEN,
@@ -33,7 +33,7 @@ from bagua.daemon.coordinator.rules.access import (
     needs_owner,
     refusal,
 )
-from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity, Metadata
+from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity
 from bagua.daemon.coordinator.store.database_errors import failure_words
 from bagua.daemon.coordinator.use.audit import OK, Audit
 from bagua.daemon.coordinator.use.open_calls import Calls
@@ -49,7 +49,6 @@ _REFUSAL = (
     "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
     "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN. [BG804]"
 )
-_EXPIRED = "The token has expired: ask an administrator for another one (`bagua token create`). [BG804]"
 
 log = structlog.get_logger("coordinator.rpc")
 
@@ -75,7 +74,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ``owned`` tells where a job belongs."""
 
     authenticate: Authenticate
-    expired: Callable[[Metadata], bool]
     owned: Callable[[str], Awaitable[Owned | None]]
     audit: Audit
     calls: Calls
@@ -97,12 +95,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self.counters["bad_calls", "unknown_method"] += 1
             return handler
         self.counters["rpcs", method] += 1
-        caller = await self.authenticate(handler_call_details.invocation_metadata or ())
+        words = _REFUSAL
+        try:
+            caller = await self.authenticate(handler_call_details.invocation_metadata or ())
+        except UnauthenticatedError as error:
+            caller, words = None, str(error)
         if caller is not None:
             return self._for_bearers(handler, caller, method)
         if method.startswith(OPEN):
             return self._for_strangers(handler)
-        words = _EXPIRED if self.expired(handler_call_details.invocation_metadata or ()) else _REFUSAL
         return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, words))
 
     async def _abort(self, error: Exception, context: Any) -> None:

@@ -220,7 +220,6 @@ class Coordinator:
         settings = self._settings
         interceptor = CallInterceptor(
             self._accounts.authenticate,
-            self._accounts.expired,
             self._service.owned,
             self._audit,
             self._calls,

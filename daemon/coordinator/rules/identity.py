@@ -46,7 +46,7 @@ ADMINISTRATOR = Identity("administrator", Role.ADMIN)  # the bearer of the token
 # The caller, once the interceptor has let it in. Work of the coordinator's own has the default.
 CURRENT: ContextVar[Identity] = ContextVar("identity", default=ADMINISTRATOR)
 
-# The identity that the metadata of a call shows; None: a stranger.
+# The identity that the metadata of a call shows; None: a stranger. Raises UnauthenticatedError if its time is over.
 Authenticate: TypeAlias = Callable[[Metadata], Awaitable[Identity | None]]
 
 

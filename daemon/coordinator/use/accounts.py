@@ -19,7 +19,13 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError
+from bagua.base.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    UnauthenticatedError,
+)
 from bagua.base.job_token import read_scope
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.identity import (
@@ -38,6 +44,7 @@ REFRESH_S = 5.0
 STALE_S = 60.0
 _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
+_EXPIRED = "The token has expired: ask an administrator for another one (`bagua token create`). [BG804]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,99}")
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -91,7 +98,7 @@ class Accounts:
     # ---- callers
 
     async def authenticate(self, metadata: Metadata) -> Identity | None:
-        """The caller; None: a stranger."""
+        """The caller; None: a stranger. Raises UnauthenticatedError for the token of an account whose time is over."""
         shown = shown_credential(metadata)
         if shown is None or not shown.startswith(_BEARER):
             return None
@@ -100,17 +107,13 @@ class Accounts:
         text = shown.removeprefix(_BEARER).decode(errors="replace")
         if text.startswith(PREFIX):
             found = self._known.get(digest_of(text))
+            if found is not None and self._clock.wall() >= found.expires_at:
+                raise UnauthenticatedError(_EXPIRED)
             return found if found is not None and self._counts(found) else None
         scope = read_scope(self._token, text)
         if scope is not None:
             return Identity(f"job {scope.job_id}", Role.JOB, EVERYWHERE, scope)
         return None if self._others is None else await self._others(text)
-
-    def expired(self, metadata: Metadata) -> bool:
-        """True if the caller shows a token of an account whose time is over."""
-        shown = shown_credential(metadata) or b""
-        found = self._known.get(digest_of(shown.removeprefix(_BEARER).decode(errors="replace")))
-        return found is not None and self._clock.wall() >= found.expires_at
 
     def good(self, caller: Identity) -> bool:
         """True if a caller that was let in may go on."""

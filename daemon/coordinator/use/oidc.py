@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from bagua.base.address import is_loopback
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UnauthenticatedError
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE, Identity, Role
 from bagua.daemon.coordinator.use.accounts import NAMESPACE, UNIX_USER
 
@@ -29,6 +29,7 @@ FETCH_S = 10.0
 CACHE_S = 60.0  # a token that was found good is not checked again for so long, nor beyond its own end
 _MOST = 10_000  # tokens that are kept so
 _MAX_BYTES = 1 << 20
+_MOST_NAME = 200
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _LEEWAY_S = 30.0
 
@@ -96,7 +97,8 @@ class Provider:
         self._good: dict[str, tuple[Identity, float]] = {}
 
     async def identity(self, token: str) -> Identity | None:
-        """The account of a token; None if it is not good, or nothing is granted to it."""
+        """The account of a token; None if it is not good, or nothing is granted to it. Raises UnauthenticatedError for
+        one that has expired."""
         if token.count(".") != 2:
             return None
         digest, now = hashlib.sha256(token.encode()).hexdigest(), self._wall()
@@ -140,20 +142,24 @@ class Provider:
             )
         except (self._jwt.PyJWTError, ValueError) as error:
             log.info("oidc_token_refused", error=str(error)[:200], once_a_minute=type(error).__name__)
+            if isinstance(error, self._jwt.ExpiredSignatureError):  # its signature was good
+                raise UnauthenticatedError("The provider's token has expired: get another one. [BG804]") from error
             return None
         return self._granted(claims)
 
     def _granted(self, claims: dict[str, Any]) -> Identity | None:
         """The first grant that fits counts."""
-        name = f"oidc:{claims['sub']}"[:200]
+        name = f"oidc:{claims['sub']}"
+        if len(name) > _MOST_NAME:  # two may begin alike
+            name = f"oidc:{hashlib.sha256(name.encode()).hexdigest()}"
+        unverified = "email" in claims and claims.get("email_verified") not in (True, "true")  # text at some providers
+        if unverified:  # whoever has typed it: it leads neither to a grant nor to a Unix user
+            claims = {claim: value for claim, value in claims.items() if claim != "email"}
         for grant in self._grants:
             has = claims.get(grant.claim)
-            if grant.claim == "email" and claims.get("email_verified") not in (True, "true"):  # text at some providers
-                continue
             if has == grant.value or (isinstance(has, list) and grant.value in has):
                 ends = float(claims["exp"]) + _LEEWAY_S
                 return Identity(name, grant.role, grant.namespace, expires_at=ends, unix_user=self._unix_user(claims))
-        unverified = "email" in claims and claims.get("email_verified") not in (True, "true")
         log.info("oidc_nothing_granted", who=name, email_is_verified=not unverified, once_a_minute="")
         return None
 

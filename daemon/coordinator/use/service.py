@@ -55,7 +55,7 @@ class Service:
             unix_user=unix_user,
         )
         found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace, job.submitted_by))
-        if found.spec != job.spec:
+        if (found.spec, found.unix_user) != (job.spec, job.unix_user):
             raise ConflictError(
                 f"idempotency_key {idempotency_key!r}: {found.job_id} was submitted with it, and is another job. "
                 "Choose another key. [BG811]"

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from bagua.base.errors import (
+    ConflictError,
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
@@ -161,6 +162,14 @@ def test_keys_of_namespaces_do_not_meet(job, people):
             people[name].cancel(other.job_id)
     again = people["ann"].submit(spec("secretive", env={"PLAN": "hidden-plan"}), idempotency_key="one")
     assert again.job_id == job.job_id
+
+
+def test_a_key_is_bound_to_the_unix_user(admin):
+    job = admin.submit(spec(), idempotency_key="as", unix_user="ann")
+    with pytest.raises(ConflictError, match="is another job"):
+        admin.submit(spec(), idempotency_key="as", unix_user="ben")
+    assert admin.submit(spec(), idempotency_key="as", unix_user="ann").job_id == job.job_id
+    admin.cancel(job.job_id)
 
 
 def test_code_is_a_namespaces_own(tmp_path, people):

@@ -98,6 +98,15 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
         with client(issuer.token(sub="mallory", groups=[], email="eve@example.org", **unverified)) as mallory:
             with pytest.raises(UnauthenticatedError):
                 mallory.list()
+        with client(issuer.token(sub="mallory", email="eve", login="mallory", **unverified)) as mallory:
+            assert mallory.accounts.whoami().unix_user == "mallory"
+    names = set()
+    for end in "ab":
+        with client(issuer.token(sub="s" * 250 + end)) as one:
+            names.add(one.accounts.whoami().name)
+    assert len(names) == 2
+    with client(issuer.token(exp=time.time() - 600)) as late, pytest.raises(UnauthenticatedError, match="has expired"):
+        late.list()
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     unsigned = jwt.encode({"iss": issuer.url, "aud": "bagua", "sub": "x", "exp": time.time() + 60}, None, "none")
     public = json.dumps(json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key())))
@@ -128,6 +137,7 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
             with client(token) as stranger, pytest.raises(UnauthenticatedError):
                 stranger.list()
     code, errors = coordinator.end()
+    assert "Traceback" not in errors
     lines = [line for line in errors.splitlines() if "oidc_" in line]
     assert code == 0 and 2 <= len(lines) <= len(bad), lines  # one for each kind
 
