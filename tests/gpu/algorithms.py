@@ -65,7 +65,6 @@ def parts_for(device):
 
 
 def stands_for(device):
-    """Of the section ``stands``."""
     if device != "cuda":
         return (Part("flat" if device == "fake" else "", "", (str(SUITE), "-k", "stands and bytegrad and trains")),)
     return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands and trains")), Part("staged", "", ELASTIC))
@@ -157,7 +156,6 @@ def tell(findings, name, code, report, log):
 
 
 def run(name, parts):
-    """The main program of a section of these parts."""
     return section(name, lambda findings, given: work(findings, parts(given.device), given), __doc__)
 
 

@@ -19,8 +19,6 @@ TARGET = 1.02  # times plain NCCL, of the flat route
 
 @dataclass(frozen=True)
 class World:
-    """Ranks by hosts, and how operations travel."""
-
     route: str
     hosts: tuple[tuple[int, ...], ...]
     codecs: tuple[str, ...] = ("none",)
@@ -41,7 +39,6 @@ WORLDS = (
 
 
 def tell(findings, world, found):
-    """Checks and rows of one world."""
     for codec in world.codecs if found[0]["errors"] else ():
         worst = max(one["errors"][count][codec] for one in found for count in one["errors"])
         bound = allreduce_rank.BOUNDS[codec]
@@ -61,7 +58,6 @@ def tell(findings, world, found):
 
 
 def work(findings, given):
-    """All worlds, each with its share of the time."""
     begun = time.monotonic()
     sizes = SIZES if given.device == "cuda" else REHEARSED
     for index, world in enumerate(WORLDS):

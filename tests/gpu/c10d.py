@@ -13,7 +13,6 @@ BACKENDS = ("bagua", "cpu:bagua,cuda:nccl")
 
 
 def work(findings, given):
-    """Each backend in ranks of its own."""
     for backend in BACKENDS:
         if given.device != "cuda" and "nccl" in backend:
             findings.note(f"{backend}: a rehearsal has no NCCL.")

@@ -29,76 +29,64 @@ def of(rank, device, count=COUNT):
 
 def operations(rank, ranks, device):
     """By name: calls the operation, and says whether the result is right."""
-    everyone = [of(one, device) for one in range(ranks)]
+    mine, everyone = (lambda: of(rank, device)), [of(one, device) for one in range(ranks)]
     total = torch.stack(everyone).sum(0)
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
 
-    def all_reduce(data, wanted, op=dist.ReduceOp.SUM):
-        dist.all_reduce(data, op)
+    def into(size, wanted, call):
+        """``call(out)`` fills a tensor of ``size``."""
+        out = torch.empty(size, device=device)
+        call(out)
+        return torch.equal(out, wanted)
+
+    def in_place(data, wanted, call, *more):
+        call(data, *more)
         return torch.equal(data, wanted)
 
     def later():
-        data = of(rank, device)
-        work = dist.all_reduce(data, async_op=True)
-        assert work is not None
-        work.wait()
+        data = mine()
+        dist.all_reduce(data, async_op=True).wait()
         return torch.equal(data * 2, total * 2)  # on the caller's stream, with no other wait
 
-    def strided():
-        data = torch.stack([of(rank, device), of(rank, device) + 1], 1)[:, 0]
-        dist.all_reduce(data)
-        return torch.equal(data, total)
-
-    def broadcast():
-        data = of(rank, device)
-        dist.broadcast(data, 1)
-        return torch.equal(data, everyone[1])
-
-    def all_gather():
-        data = torch.empty(ranks * COUNT, device=device)
-        dist.all_gather_into_tensor(data, of(rank, device))
-        return torch.equal(data, torch.cat(everyone))
-
-    def reduce_scatter():
-        mine = torch.empty(COUNT, device=device)
-        dist.reduce_scatter_tensor(mine, torch.cat([of(rank, device)] * ranks))
-        return torch.equal(mine, total)
-
-    def all_to_all():
-        found = torch.empty(ranks * COUNT, device=device)
-        dist.all_to_all_single(found, torch.cat([of(rank + 10 * to, device) for to in range(ranks)]))
-        return torch.equal(found, torch.cat([of(one + 10 * rank, device) for one in range(ranks)]))
-
-    def send_and_receive():
-        found = torch.empty(COUNT, device=device)
-        calls = [dist.P2POp(dist.isend, of(rank, device), right), dist.P2POp(dist.irecv, found, left)]
+    def send_and_receive(found):
+        calls = [dist.P2POp(dist.isend, mine(), right), dist.P2POp(dist.irecv, found, left)]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
-        return torch.equal(found, everyone[left])
 
     def objects():
         found = [None] * ranks
         dist.all_gather_object(found, {"rank": rank})
         return found == [{"rank": one} for one in range(ranks)]
 
+    def reduced(data, wanted, *op):
+        return lambda: in_place(data, wanted, dist.all_reduce, *op)
+
+    large = 1 << 24
+    rows = torch.cat([of(rank + 10 * to, device) for to in range(ranks)])
     return {
-        "all_reduce": lambda: all_reduce(of(rank, device), total),
-        "all_reduce AVG": lambda: all_reduce(of(rank, device), total / ranks, dist.ReduceOp.AVG),
-        "all_reduce MAX": lambda: all_reduce(of(rank, device), everyone[-1], dist.ReduceOp.MAX),
-        "all_reduce bfloat16": lambda: all_reduce(
+        "all_reduce": reduced(mine(), total),
+        "all_reduce AVG": reduced(mine(), total / ranks, dist.ReduceOp.AVG),
+        "all_reduce MAX": reduced(mine(), everyone[-1], dist.ReduceOp.MAX),
+        "all_reduce bfloat16": reduced(
             torch.ones(7, device=device).bfloat16(), torch.full((7,), ranks, device=device).bfloat16()
         ),
-        "all_reduce int64": lambda: all_reduce(of(rank, device).long(), total.long()),
-        "all_reduce 64 MiB": lambda: all_reduce(
-            of(rank, device, 1 << 24), sum(of(one, device, 1 << 24) for one in range(ranks))
-        ),
+        "all_reduce int64": reduced(mine().long(), total.long()),
+        "all_reduce 64 MiB": reduced(of(rank, device, large), sum(of(one, device, large) for one in range(ranks))),
         "all_reduce, async": later,
-        "all_reduce, strided": strided,
-        "broadcast": broadcast,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_to_all": all_to_all,
-        "send and receive": send_and_receive,
+        "all_reduce, strided": reduced(torch.stack([mine(), mine() + 1], 1)[:, 0], total),
+        "broadcast": lambda: in_place(mine(), everyone[1], dist.broadcast, 1),
+        "all_gather": lambda: into(
+            ranks * COUNT, torch.cat(everyone), lambda out: dist.all_gather_into_tensor(out, mine())
+        ),
+        "reduce_scatter": lambda: into(
+            COUNT, total, lambda out: dist.reduce_scatter_tensor(out, torch.cat([mine()] * ranks))
+        ),
+        "all_to_all": lambda: into(
+            ranks * COUNT,
+            torch.cat([of(one + 10 * rank, device) for one in range(ranks)]),
+            lambda out: dist.all_to_all_single(out, rows),
+        ),
+        "send and receive": lambda: into(COUNT, everyone[left], send_and_receive),
         "objects": objects,
     }
 
@@ -160,7 +148,6 @@ def check(port, kind, limit_s, backend, store):
 
 
 def sharded(model):
-    """FSDP2, over all ranks."""
     from torch.distributed.fsdp import fully_shard
 
     fully_shard(model)

@@ -30,7 +30,6 @@ def kept(folder, ranks):
 
 
 def synchronize(device):
-    """Waits for all that the device was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -53,12 +52,10 @@ def seconds_per_turn(work, repeats, device):
 
 
 def repeats_for(seconds, wanted_s, most=200):
-    """How many turns of ``seconds`` fill ``wanted_s``."""
     return max(1, min(most, int(wanted_s / max(seconds, 1e-7))))
 
 
 def median(values):
-    """The median; rounds in which something else ran weigh nothing."""
     return statistics.median(values)
 
 

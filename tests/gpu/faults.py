@@ -28,7 +28,6 @@ CASES = (
 
 
 def one_case(findings, device, case, limit_s):
-    """One kill: who was freed with which words, how soon, and what is left."""
     route, over_plugin, hosts = case
     name = f"{route}{' over Bagua-Net' if over_plugin else ''}, {' + '.join(str(len(host)) for host in hosts)}"
     before = machine.memory_used_mib() if device == "cuda" else None
@@ -90,7 +89,6 @@ def nothing_left(findings, name, before):
 
 
 def work(findings, given):
-    """All cases."""
     begun = time.monotonic()
     if given.device == "cuda" and machine.memory_used_mib() is None:
         findings.note("nvidia-smi does not say how much memory is used: what is left on the card was not looked at.")

@@ -21,7 +21,6 @@ class Findings:
         self._write()
 
     def check(self, name, ok, detail=""):
-        """A statement that holds or does not."""
         self._found["checks"].append({"name": name, "ok": bool(ok), "detail": detail})
         print(f"{'ok' if ok else 'FAILED'}  {name}  {detail}", flush=True)
         self._write()
@@ -34,7 +33,6 @@ class Findings:
         self._write()
 
     def forget(self, table):
-        """Rows that are to be told anew."""
         self._found["tables"].pop(table, None)
 
     def note(self, text):

@@ -27,7 +27,6 @@ def join(port, device, limit_s):
 
 
 def agreed(value, device):
-    """Rank 0's value."""
     said = torch.tensor([value], dtype=torch.float32, device=device)
     dist.broadcast(said, 0)
     return float(said.item())
@@ -72,7 +71,6 @@ def predicted(known, size):
 
 
 def slowest(seconds, device):
-    """The largest of all ranks' values."""
     value = torch.tensor([seconds], dtype=torch.float32, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return float(value.item())

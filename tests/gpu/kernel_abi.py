@@ -9,8 +9,6 @@ from typing import Any
 
 
 class Transcode(ctypes.Structure):
-    """BaguaTranscode."""
-
     _fields_ = (
         ("codec", ctypes.c_uint8),
         ("density", ctypes.c_uint16),
@@ -28,8 +26,6 @@ class Transcode(ctypes.Structure):
 
 
 class Reduce(ctypes.Structure):
-    """BaguaReduce."""
-
     _fields_ = (
         ("dtype", ctypes.c_uint8),
         ("op", ctypes.c_uint8),
@@ -75,11 +71,9 @@ class Kernels:
         self._library = ctypes.CDLL(path)
 
     def load(self):
-        """bagua_kernels_load()."""
         self._checked("bagua_kernels_load", self._library.bagua_kernels_load())
 
     def transcode(self, work, stream=0):
-        """bagua_kernels_transcode()."""
         call = Transcode(
             work.codec,
             work.density,
@@ -97,7 +91,6 @@ class Kernels:
         self._launch("bagua_kernels_transcode", call, stream)
 
     def reduce(self, dtype, op, inputs, output, count, divisor, stream=0):
-        """bagua_kernels_reduce()."""
         call = Reduce(dtype, op, count, _pointers(inputs), len(inputs), address_of(output), divisor)
         self._launch("bagua_kernels_reduce", call, stream)
 

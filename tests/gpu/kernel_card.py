@@ -53,7 +53,6 @@ class CudaMemory:
         return pointer.value
 
     def put(self, array):
-        """A copy of an array."""
         address = self.empty(array.nbytes)
         self._copy(address, array.ctypes.data, array.nbytes, TO_CARD)
         self.wait(None)
@@ -72,15 +71,12 @@ class CudaMemory:
             self._checked("cudaMemcpyAsync", *where, ctypes.c_size_t(nbytes), way, None)
 
     def part(self, address, offset):
-        """The address ``offset`` bytes further on."""
         return address + offset
 
     def copy(self, to, source, nbytes):
-        """Copies on the card."""
         self._copy(to, source, nbytes, ON_CARD)
 
     def free_all(self):
-        """Gives back all memory."""
         for address in self._sizes:
             self._checked("cudaFree", ctypes.c_void_p(address))
         self._sizes.clear()
@@ -96,31 +92,29 @@ class CudaMemory:
         return made
 
     def wait(self, stream):
-        """Returns when a stream's work is done."""
         self._checked("cudaStreamSynchronize", stream)
 
 
-class GpuCard(CudaMemory):
-    """Card 0 and the kernels."""
+class WithKernels:
+    """Calls of the library of kernels: they launch, and return at once."""
 
+    def load(self):
+        self.kernels.load()
+
+    def transcode(self, work):
+        self.kernels.transcode(work)
+
+    def reduce(self, *what):
+        self.kernels.reduce(*what)
+
+
+class GpuCard(WithKernels, CudaMemory):
     def __init__(self):
         super().__init__()
-        self._kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
+        self.kernels = Kernels(os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library()))
         self._events = [ctypes.c_void_p() for _ in range(2)]
         for event in self._events:
             self._checked("cudaEventCreate", ctypes.byref(event))
-
-    def load(self):
-        """Loads all kernels, as the leg does."""
-        self._kernels.load()
-
-    def transcode(self, work):
-        """Launches the kernel; returns at once."""
-        self._kernels.transcode(work)
-
-    def reduce(self, dtype, op, inputs, output, count, divisor):
-        """Launches the kernel; returns at once."""
-        self._kernels.reduce(dtype, op, inputs, output, count, divisor)
 
     def seconds(self, work, repeats):
         """Seconds of one ``work`` in a row of ``repeats``, by the card's own clock."""
@@ -147,74 +141,44 @@ class CpuCard:
         return memory[start : start + nbytes]
 
     def put(self, array):
-        """A copy of an array."""
         memory = self.empty(array.nbytes)
         memory[:] = array.view(np.uint8)
         return memory
 
     def get(self, address, dtype, count):
-        """A copy of what lies there."""
-        found = address[: count * np.dtype(dtype).itemsize].view(dtype).copy()
-        return found
+        return address[: count * np.dtype(dtype).itemsize].view(dtype).copy()
 
     def part(self, address, offset):
-        """The address ``offset`` bytes further on."""
         return address[offset:]
 
     def copy(self, to, source, nbytes):
-        """Copies."""
         to[:nbytes] = source[:nbytes]
 
     def free_all(self):
-        """"""
+        pass
 
     def load(self):
-        """"""
+        pass
 
     def transcode(self, work):
-        """The codec of the core."""
-        self._core.transcode(
-            work.codec,
-            work.count,
-            raw=work.raw,
-            encoded=work.encoded,
-            scale=work.scale,
-            residual=work.residual,
-            message=work.message,
-            decoded=work.decoded,
-            density=work.density,
-        )
+        self._core.transcode(**vars(work))
 
-    def reduce(self, dtype, op, inputs, output, count, divisor):
-        """The reduction of the core."""
-        self._core.reduce(dtype, op, inputs, output, count, divisor)
+    def reduce(self, *what):
+        self._core.reduce(*what)
 
     def seconds(self, work, repeats):
-        """Seconds of one ``work`` in a row."""
         begun = time.perf_counter()
         for _ in range(repeats):
             work()
         return (time.perf_counter() - begun) / repeats
 
 
-class EmulatedCard(CpuCard):
+class EmulatedCard(WithKernels, CpuCard):
     """Memory of the CPU, and kernels that were compiled for it (tests/native/kernels/emulated.py)."""
 
     def __init__(self, path):
         super().__init__()
-        self._kernels = Kernels(path)
-
-    def load(self):
-        """Notes that all kernels are loaded."""
-        self._kernels.load()
-
-    def transcode(self, work):
-        """The library's codec."""
-        self._kernels.transcode(work)
-
-    def reduce(self, dtype, op, inputs, output, count, divisor):
-        """The library's reduction."""
-        self._kernels.reduce(dtype, op, inputs, output, count, divisor)
+        self.kernels = Kernels(path)
 
 
 def emulated_library():

@@ -24,7 +24,6 @@ TABLE = "all-reduce, 2 ranks on one card, in one process"
 
 
 def one_turn(environment, device, sizes, limit_s):
-    """The measured rows, and the printed output."""
     # A module that is loaded late may wait for a kernel that waits for this one.
     environment = {**environment, "CUDA_MODULE_LOADING": "EAGER"}
     if device != "cuda":
@@ -37,7 +36,6 @@ def one_turn(environment, device, sizes, limit_s):
 
 
 def networks(device):
-    """A program's environment variables for each network."""
     if device != "cuda":
         return {"NCCL's sockets": {}, "Bagua-Net": {}}  # the fakes know one network
     common = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}

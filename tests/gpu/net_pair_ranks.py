@@ -50,7 +50,6 @@ class Nccl:
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
 
     def call(self, name, *arguments):
-        """Calls a function of NCCL."""
         code = getattr(self._library, name)(*arguments)
         if code:
             raise RuntimeError(f"{name}: {self._library.ncclGetErrorString(code).decode()}")
@@ -92,8 +91,6 @@ def nccl_path():
 
 
 class Pair:
-    """Two ranks, a thread each."""
-
     def __init__(self, folder):
         self.card = CudaMemory()
         original = nccl_path()
@@ -136,7 +133,6 @@ class Pair:
         return [results[rank] for rank in range(RANKS)]
 
     def allreduce(self, rank, data, count):
-        """Enqueues it."""
         address = ctypes.c_void_p(data[rank])
         which = (self.communicators[rank], self.streams[rank])
         self.copies[rank].call("ncclAllReduce", address, address, ctypes.c_size_t(count), FLOAT, SUM, *which)
@@ -174,7 +170,6 @@ def measure(pair, sizes, until):
 
 
 def right(pair):
-    """Whether a sum is."""
     count = 1000
     data = [pair.card.put((rank + 1) * np.arange(count, dtype=np.float32)) for rank in range(RANKS)]
     pair.seconds(data, count, 1, PATIENCE_S)

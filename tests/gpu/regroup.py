@@ -82,7 +82,6 @@ def averages_go_on(findings, given, route, limit_s):
 
 
 def work(findings, given):
-    """Each case in ranks of its own."""
     begun = time.monotonic()
     cases = [(case, route) for case in (step_is_repeated, averages_go_on) for route in ROUTES]
     for index, (case, route) in enumerate(cases):

@@ -17,7 +17,6 @@ KILLED = "KILLED"
 
 
 def kill_self(*_):
-    """Says when, by the clock that all processes share."""
     print(f"{KILLED} {time.monotonic()}", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -85,7 +84,6 @@ def reference(job, members_of):
 
 
 def flat(model):
-    """All parameters."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 

@@ -42,8 +42,6 @@ STAND_INS = {
 
 
 class Run:
-    """One run: the machine, the folders, the report so far."""
-
     def __init__(self, options, found, work, started=None):
         """``started``: by the monotonic clock, if it was before now."""
         self.options = options
@@ -57,7 +55,7 @@ class Run:
         names = [section.name for section in sections.by_name(options.sections)]
         self.to_do = sections.by_name(left) if (left := report.to_do(previous, names, digest)) else []
         kept = previous["sections"] if previous and previous.get("digest") == digest else {}
-        self.cache = os.environ.get("BAGUA_CACHE_DIR") or str(cache_folder(work))
+        self.cache = os.environ.get("BAGUA_CACHE_DIR") or str(Path.home() / ".cache" / "bagua")
         self.lacking = set()  # what could not be built
         self.running = []
         self.report = {
@@ -90,7 +88,6 @@ class Run:
         }
 
     def left_s(self):
-        """Seconds until the whole must be over."""
         return float(self.options.seconds) - (time.monotonic() - self.started) / self.patience
 
     def build(self):
@@ -165,7 +162,6 @@ class Run:
         sweep()
 
     def _found(self, section):
-        """The findings that the section has written."""
         return _previous(self.work / f"{section.name}.json")
 
     def end(self):
@@ -186,7 +182,6 @@ class Run:
         self.write()
 
     def write(self):
-        """Writes the report as it is now."""
         self.report["seconds"] = time.monotonic() - self.started
         out = self.options.out
         _replace(out / "report.json", json.dumps(self.report, indent=1))
@@ -196,7 +191,6 @@ class Run:
 
 
 def _previous(path):
-    """The document in a file; None if there is none, or half of one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -209,17 +203,6 @@ def _replace(path, text):
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text)
     os.replace(scratch, path)
-
-
-def cache_folder(work):
-    """Where builds are kept for the next run on this machine: where the library keeps them, or in ``work`` if nothing
-    can be written there."""
-    try:
-        found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
-        found.mkdir(parents=True, exist_ok=True)
-        return found if os.access(found, os.W_OK) else work / "cache"
-    except (OSError, RuntimeError):
-        return work / "cache"
 
 
 def _wait(process, limit_s):
@@ -248,7 +231,6 @@ def sweep():
 
 
 def arguments(words=None):
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder of the report")
     parser.add_argument("--sections", "--only", nargs="*", default=[], help="only these")
@@ -265,7 +247,7 @@ def arguments(words=None):
 
 
 def main():
-    begun = time.monotonic()  # what follows may have to look for a Python for a while
+    begun = time.monotonic()
     options = arguments()
     try:
         found = machine.find(gpu=not options.rehearse)

@@ -32,7 +32,8 @@ def summary(text):
 def run_tool(words, limit_s):
     """Exit code and output; None if it had to be ended, with what it watches: the sanitizer starts that as a process
     of its own, which would go on, and hold the card."""
-    kernels = os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library())  # else it would run nvcc
+    # Else the sanitizer would watch nvcc.
+    kernels = os.environ.get("BAGUA_DEVICE_KERNELS") or str(bagua.csrc.kernels_library())
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             words,
@@ -45,14 +46,13 @@ def run_tool(words, limit_s):
             code = process.wait(max(1.0, limit_s))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             code = None
+            process.wait()
         output.seek(0)
         return code, output.read()
 
 
 def work(findings, given):
-    """Each tool in turn."""
     program = machine.sanitizer()
     if program is None or given.device != "cuda":
         findings.note(

@@ -20,7 +20,6 @@ HOST_US = 50  # of the host for a bucket
 
 
 def work(findings, given):
-    """Every model by every route."""
     begun = time.monotonic()
     models = MODELS if given.device == "cuda" else REHEARSED
     for index, route in enumerate(ROUTES):
@@ -36,13 +35,11 @@ def work(findings, given):
 
 
 def tell(findings, route, found):
-    """Checks and rows of all models."""
     for index, one in enumerate(found[0]):
         tell_one(findings, route, one, max(rank[index]["apart"] for rank in found if index < len(rank)))
 
 
 def tell_one(findings, route, one, apart):
-    """A check and a row of one model."""
     seconds, name = one["seconds"], f"{one['model']}, {one['bytes'] / 2**20:.0f} MiB"
     findings.check(f"{route}, {name}: the same gradients as DDP's", apart <= APART, f"apart {apart:.3g}")
     findings.check(f"{route}, {name}: the leg makes nothing new in a step", one["waits"] <= MADE, str(one["waits"]))

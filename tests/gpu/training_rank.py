@@ -63,12 +63,10 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
 
     def with_bagua(self):
-        """Wrapped by Bagua."""
         self.model = self.model.with_bagua([self.optimizer], GradientAllReduceAlgorithm())
         return self
 
     def with_ddp(self, device):
-        """Wrapped by DDP."""
         places = [device] if device.type == "cuda" else None
         self.model = DistributedDataParallel(self.model, device_ids=places, gradient_as_bucket_view=True)
         return self

@@ -15,9 +15,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / folder) for folder in (".", "kernels", "leg", "nccl_net")] + [str(HERE.parent)]
 
+import emulated  # noqa: E402
 import fakes  # noqa: E402
 import native_build as native  # noqa: E402
-import test_kernels_emulated  # noqa: E402
 import test_native  # noqa: E402
 import test_nccl_net_native  # noqa: E402
 import test_real_nccl  # noqa: E402
@@ -33,7 +33,7 @@ def programs(full: bool) -> dict[str, Callable[[], Path]]:
         if full or suites
     }
     return core | {
-        "kernels, asan": lambda: test_kernels_emulated.build("asan", full),
+        "kernels, asan": lambda: emulated.program("asan", native.cache_folder()),
         "network plugin, asan": lambda: test_nccl_net_native.build("asan", native.cache_folder(), full),
         "fakes of CUDA and NCCL": lambda: fakes.build(fakes.cache_folder()),
         "search of histories": test_native.build_search,

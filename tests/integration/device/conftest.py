@@ -1,11 +1,7 @@
 """Engines in the test's process, ranks with a GPU leg over the fakes of tests/native/leg as processes."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rig.engines import EngineJob, Program
@@ -21,56 +17,57 @@ import fakes  # noqa: E402
 class Job(EngineJob):
     """An engine for each host and a process for each rank; a lost rank ends the job, as the node daemon does it."""
 
-    def __init__(self, folder: Path, hosts: list[list[int]], libraries: Path) -> None:
+    def __init__(self, folder, hosts, libraries):
         super().__init__(folder, hosts)
         self.connect()
         self.libraries = libraries
-        self.of_rank: dict[int, dict[str, str]] = {}  # variables of single ranks
 
-    def start(self, script: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
-        """Runs a function of leg_scripts ("results.kinds") on all ranks. Every rank has a GPU of its own unless
-        ``environment`` says otherwise."""
+    def start(self, *cases, **environment):
+        """Runs functions of leg_scripts on all ranks, one after the other: ``("results.kinds", {"route": "flat"})``,
+        with variables of single ranks where there is a third, ``{rank: {name: value}}``. Every rank has a GPU of its
+        own unless ``environment`` says otherwise."""
         device = load_device().__file__
         for rank in self.tokens:
-            task = self.task(rank, script, device=device, hosts=self.hosts, arguments=arguments)
+            mine = [[name, arguments, more[0].get(rank, {}) if more else {}] for name, arguments, *more in cases]
+            task = self.task(rank, "", device=device, hosts=self.hosts, cases=mine)
             variables = {
                 **fakes.environment(self.libraries),
                 "FAKE_CUDA_BUS_ID": f"0000:{rank:02x}:00.0",
-                **(environment or {}),
-                **self.of_rank.get(rank, {}),
+                **environment,
             }
             self.ranks[rank] = Program(f"rank {rank}", HERE / "leg_rank.py", task, variables)
 
-    def run(self, script: str, environment: dict[str, str] | None = None, **arguments: Any) -> dict[int, Any]:
-        """``start``; the results of all ranks. No rank may have misused CUDA or NCCL, or waited where it must not."""
-        self.start(script, environment, **arguments)
-        results = self.lines()
-        for rank, result in results.items():
-            assert "raised" not in result, f"rank {rank}: {result['raised']}"
-            assert result["misuse"] == [], f"rank {rank}: {result['misuse']}"
-        return results
+    def run(self, *cases, **environment):
+        """``start``; a list with the results of all ranks for each case. No rank may have misused CUDA or NCCL, or
+        waited where it must not."""
+        self.start(*cases, **environment)
+        found = []
+        for name, *_ in cases:
+            results = self.lines()
+            for rank, result in results.items():
+                assert "raised" not in result, f"{name}, rank {rank}: {result['raised']}"
+                assert result["misuse"] == [], f"{name}, rank {rank}: {result['misuse']}"
+            found.append([result["result"] for result in results.values()])
+        return found
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank):
         """Kills it, and ends the job as the node daemon would."""
         super().kill(rank)
-        self.engine_of(rank).abort(f"rank {rank} was lost")
-
-    def engine_of(self, rank: int) -> Any:
-        return self.engines[self.host_of(rank)]
+        self.engines[self.host_of(rank)].abort(f"rank {rank} was lost")
 
 
 @pytest.fixture(scope="session")
-def libraries() -> Path:
+def libraries():
     """The folder of the fakes."""
     return fakes.build(fakes.cache_folder())
 
 
 @pytest.fixture
-def make_job(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Iterator[Callable[..., Job]]:
+def make_job(tmp_path_factory, libraries):
     """``make_job(hosts)`` -> Job; stopped at the end."""
-    jobs: list[Job] = []
+    jobs = []
 
-    def make(hosts: list[list[int]]) -> Job:
+    def make(hosts):
         jobs.append(Job(tmp_path_factory.mktemp("g", numbered=True), hosts, libraries))
         return jobs[-1]
 

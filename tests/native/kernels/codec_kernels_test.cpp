@@ -1,4 +1,6 @@
 // bagua_kernels_transcode() against the core's transcode(), bit for bit.
+#include <functional>
+
 #include "rig.h"
 
 namespace bagua {
@@ -154,34 +156,38 @@ TEST(eight_bits) {
   }
 }
 
+// Message and, if there is one, output of the same values by both.
+void compare_values(Encoding encoding, size_t count, int outputs, const std::function<void(float*)>& fill) {
+  const Way way{1, 0, 1, false, true, outputs, false, 0};
+  const Buffers expected(encoding, count, way, Kind::kUsual);
+  fill(expected.raws[0].floats());
+  const Buffers found(expected);
+  test::call(encoding, count, way, expected, false);
+  test::call(encoding, count, way, found, true);
+  EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+  if (outputs == 0) return;
+  EXPECT_EQ(test::first_difference(expected.outputs[0], found.outputs[0]), expected.outputs[0].bytes());
+}
+
 // They go into a message as they are, with sign and whatever else a codec has of them.
 TEST(infinities_and_nan) {
   const uint32_t odd[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000, 0x7fffffff,
                           0xffffffff, 0x7fc12345, 0xffd54321, 0x7f800001, 0xffa00000};
   for (const Encoding& encoding : kEncodings) {
-    const Way way{1, 0, 1, false, true, 0, false, 0};
-    const Buffers expected(encoding, 1700, way, Kind::kUsual);
-    for (size_t i = 0; i < std::size(odd); ++i) std::memcpy(expected.raws[0].floats() + 33 * i, odd + i, 4);
-    const Buffers found(expected);
-    test::call(encoding, 1700, way, expected, false);
-    test::call(encoding, 1700, way, found, true);
-    EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+    compare_values(encoding, 1700, 0, [&](float* values) {
+      for (size_t i = 0; i < std::size(odd); ++i) std::memcpy(values + 33 * i, odd + i, 4);
+    });
   }
 }
 
 // The smallest of a block is a 0 whose sign one element alone has.
 TEST(signs_of_zero) {
-  const Encoding encoding{Codec::kMinMax8, 0};
-  const Way way{1, 0, 1, false, true, 1, false, 0};
   for (size_t place = 0; place < 512; place += 5) {
     for (const float others : {0.0f, 1.5f}) {
-      const Buffers expected(encoding, 1024, way, Kind::kZero);
-      for (size_t i = 0; i < 1024; ++i) expected.raws[0].floats()[i] = i % 3 == 0 ? others : 0.0f;
-      expected.raws[0].floats()[place] = -0.0f;
-      const Buffers found(expected);
-      test::call(encoding, 1024, way, expected, false);
-      test::call(encoding, 1024, way, found, true);
-      EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
+      compare_values({Codec::kMinMax8, 0}, 1024, 1, [&](float* values) {
+        for (size_t i = 0; i < 1024; ++i) values[i] = i % 3 == 0 ? others : 0.0f;
+        values[place] = -0.0f;
+      });
     }
   }
 }
@@ -190,15 +196,9 @@ TEST(signs_of_zero) {
 TEST(many_nan) {
   const uint32_t small[] = {0x7f800001, 0xffa00000, 0x7f900000, 0xff800001};
   for (const int density : {4, 656, 1025, 8193}) {
-    const Encoding encoding{Codec::kTopK, static_cast<uint16_t>(density)};
-    const Way way{1, 0, 1, false, true, 1, false, 0};
-    const Buffers expected(encoding, 16384 + 300, way, Kind::kOdd);
-    for (size_t i = 0; i < 16384 + 300; i += 3) std::memcpy(expected.raws[0].floats() + i, small + i / 3 % 4, 4);
-    const Buffers found(expected);
-    test::call(encoding, 16384 + 300, way, expected, false);
-    test::call(encoding, 16384 + 300, way, found, true);
-    EXPECT_EQ(test::first_difference(expected.message, found.message), expected.message.bytes());
-    EXPECT_EQ(test::first_difference(expected.outputs[0], found.outputs[0]), expected.outputs[0].bytes());
+    compare_values({Codec::kTopK, static_cast<uint16_t>(density)}, 16384 + 300, 1, [&](float* values) {
+      for (size_t i = 0; i < 16384 + 300; i += 3) std::memcpy(values + i, small + i / 3 % 4, 4);
+    });
   }
 }
 

@@ -3,8 +3,6 @@
 By hand: ``python tests/native/kernels/emulated.py [plain|asan] [suite[.test] ...]``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -20,20 +18,19 @@ EMULATION = HERE / "emulation"
 # inputs has a first round is not seen by gcc.
 FLAGS = [*native.COMMON, "-fPIC", "-ffp-contract=off", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"]
 BUILDS = {name: native.BUILDS[name] for name in ("plain", "asan")}
-SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
-DEADLINE_S = 900  # of a suite; that of all numbers of elements takes 450 s of a core under ASan
+DEADLINE_S = 900
 
 
-def _flags(name: str) -> list[str]:
+def _flags(name):
     return [*FLAGS, *BUILDS[name], f"-I{EMULATION}", *native.INCLUDES, f"-I{HERE}", f"-I{HERE.parent}"]
 
 
-def _compiled(name: str, folder: Path, sources: list[Path]) -> list[Path]:
+def _compiled(name, folder, sources):
     """Objects of the sources, compiled where they are not in the folder. Raises RuntimeError: the messages."""
     flags = _flags(name)
     shared = [*EMULATION.glob("*.h"), HERE / "rig.h", *native.CSRC.glob("gpu/kernels/*.h")]
 
-    def compile_unit(source: Path) -> Path:
+    def compile_unit(source):
         key = native.content_key(
             [*native.with_headers(source), *shared], native.compiler_version(), *flags, str(source)
         )
@@ -46,32 +43,32 @@ def _compiled(name: str, folder: Path, sources: list[Path]) -> list[Path]:
         return list(pool.map(compile_unit, sources))
 
 
-def _linked(name: str, folder: Path, objects: list[Path], suffix: str, *more: str) -> Path:
+def _linked(name, folder, objects, suffix, *more):
     result = folder / f"cuda-{name}-{native.content_key([], *(str(path) for path in objects))}.{suffix}"
     if not result.exists():
         native.run_compiler([*_flags(name), *more, *(str(path) for path in objects)], result)
     return result
 
 
-def _kernels() -> list[Path]:
+def _kernels():
     return [*sorted(native.CSRC.glob("gpu/kernels/*.cu")), EMULATION / "emulation.cpp"]
 
 
-def program(name: str, folder: Path, chosen: list[str]) -> Path:
+def program(name, folder):
     """The test program of one build: the kernels, what they are compared with, the suites. Raises RuntimeError."""
     core = [*native.CORE.glob("codec/*.cpp"), *native.CORE.glob("kernel/*.cpp")]
     with native.locked(folder, f"cuda-{name}"):
-        suites = [*(HERE / f"{suite}.cpp" for suite in chosen), HERE.parent / "harness.cpp"]
+        suites = [*sorted(HERE.glob("*_test.cpp")), HERE.parent / "harness.cpp"]
         return _linked(name, folder, _compiled(name, folder, [*_kernels(), *sorted(core), *suites]), "program")
 
 
-def library(folder: Path) -> Path:
+def library(folder):
     """libbagua_kernels.so for memory of the CPU; its calls return when their work is done. Raises RuntimeError."""
     with native.locked(folder, "cuda-plain"):
         return _linked("plain", folder, _compiled("plain", folder, _kernels()), "so", "-shared")
 
 
-def run(built: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run(built, arguments):
     """Runs tests. Every emulated thread has a stack of its own: stacks kept after a return would be too many."""
     env = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     command = [str(built), *arguments]
@@ -80,10 +77,10 @@ def run(built: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    built = program(name, native.cache_folder(), SUITES)
+    built = program(name, native.cache_folder())
     result = run(built, arguments[1:])
     print(result.stdout, end="")
     return result.returncode

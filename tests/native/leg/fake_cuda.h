@@ -19,8 +19,6 @@ void fake_cuda_drain(void* stream);
 /* "Kernels". */
 void fake_cuda_fill(void* stream, float* data, uint64_t count, float value);
 void fake_cuda_copy_slowly(void* stream, float* dst, const float* src, uint64_t count, uint32_t milliseconds);
-/* The stream stands still until *word is not 0. */
-void fake_cuda_gate(void* stream, const volatile uint32_t* word);
 
 /* As a call does that waits for a stream with the context's lock (a first launch of a kernel, a copy to memory that is
  * not pinned): whatever else uses this thread's device waits meanwhile. 0: the stream was not idle within 5 s. */
@@ -33,8 +31,6 @@ void fake_cuda_watch_this_thread(void);
 /* Before the end, where waiting is allowed. */
 void fake_cuda_unwatch_this_thread(void);
 uint64_t fake_cuda_host_synchronisations(void);
-/* How often this thread has called CUDA. */
-uint64_t fake_cuda_calls(void);
 /* Uses after destruction, copies from memory that is not pinned, calls in host functions, ... */
 uint64_t fake_cuda_misuses(void);
 void fake_cuda_note_misuse(const char* what);

@@ -28,13 +28,6 @@ FAKE void fake_cuda_copy_slowly(void* handle, float* dst, const float* src, uint
     std::copy(src, src + count, dst);
   });
 }
-FAKE void fake_cuda_gate(void* handle, const volatile uint32_t* word) {
-  push(stream_of(handle, "a launch"), [=] {
-    const auto* const shared =
-        const_cast<const std::atomic<uint32_t>*>(reinterpret_cast<const volatile std::atomic<uint32_t>*>(word));
-    while (shared->load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  });
-}
 FAKE int fake_cuda_drain_with_the_lock(void* handle) {
   Stream* const stream = stream_of(handle, "fake_cuda_drain_with_the_lock");
   if (stream == nullptr) return 0;
@@ -65,43 +58,24 @@ FAKE void fake_cuda_watch_this_thread(void) {
 FAKE void fake_cuda_unwatch_this_thread(void) {
   this_thread().watched = false;
 }
-FAKE uint64_t fake_cuda_host_synchronisations(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().synchronisations;
-}
-FAKE uint64_t fake_cuda_calls(void) {
-  return this_thread().calls;
-}
 FAKE void fake_cuda_note_misuse(const char* what) {
   misuse(what);
 }
-FAKE uint64_t fake_cuda_misuses(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().misuses;
-}
+#define COUNT(name, value)                           \
+  FAKE uint64_t fake_cuda_##name(void) {             \
+    std::lock_guard<std::mutex> lock(world().mutex); \
+    return world().value;                            \
+  }
+COUNT(host_synchronisations, synchronisations)
+COUNT(misuses, misuses)
+COUNT(streams, streams.size())
+COUNT(events, events.size())
+COUNT(allocated, allocated.size())
+COUNT(registered, registered.size())
+COUNT(contexts, contexts)
 FAKE const char* fake_cuda_first_misuse(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().first_misuse.c_str();
-}
-FAKE uint64_t fake_cuda_streams(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().streams.size();
-}
-FAKE uint64_t fake_cuda_events(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().events.size();
-}
-FAKE uint64_t fake_cuda_allocated(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().allocated.size();
-}
-FAKE uint64_t fake_cuda_registered(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().registered.size();
-}
-FAKE uint64_t fake_cuda_contexts(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().contexts;
 }
 FAKE void fake_cuda_forget_contexts(void) {
   std::lock_guard<std::mutex> lock(world().mutex);

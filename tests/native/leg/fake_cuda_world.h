@@ -101,7 +101,6 @@ struct Thread {
   bool in_host_function = false;
   bool watched = false;  // its synchronisations are counted
   bool has_context = false;
-  uint64_t calls = 0;  // of CUDA
   int current_device = 0;
   struct Before {
     int device;

@@ -39,8 +39,6 @@ struct Comm {
   std::atomic<bool> aborted{false}, busy{false};
   std::atomic<int> error{kOk}, users{0}, pending{0};
   bool connected = false, finalized = false, blocks = false;
-  std::chrono::steady_clock::time_point half;  // of the time that a group takes
-  uint64_t looks = 0;                          // since then
   uint64_t sequence = 0, children = 0;
   std::string id;
   std::atomic<Comm*> child{nullptr};
@@ -70,11 +68,9 @@ struct World {
   std::mutex mutex;
   std::set<Comm*> live;
   std::vector<Comm*> made;
-  uint64_t aborted = 0, misuses = 0, operations = 0, blocking = 0;
+  uint64_t misuses = 0, operations = 0, blocking = 0;
   std::string first_misuse;
   std::atomic<bool> hang{false};
-  std::atomic<uint32_t> group_us{0};
-  std::atomic<uint64_t> most_looks{0};
 };
 World& world() {
   static World* const made = new World;
@@ -241,16 +237,12 @@ int connect(Comm* comm, const std::vector<Call>& calls) {
 
 // The first group of a communicator makes connections: in the background, and what it enqueues is not there before.
 int launch(Comm* comm, void* stream, std::vector<Call> calls) {
-  const std::chrono::microseconds takes = comm->connected ? std::chrono::microseconds(world().group_us) : kConnecting;
-  if (takes.count() == 0) return enqueue(comm, stream, std::move(calls));
-  if (comm->connected) comm->half = std::chrono::steady_clock::now() + takes / 2;
-  comm->looks = 0;
-  const bool connects = !std::exchange(comm->connected, true);
+  if (std::exchange(comm->connected, true)) return enqueue(comm, stream, std::move(calls));
   comm->busy = true;
   comm->pending.fetch_add(1);
-  std::thread([comm, stream, takes, connects, calls = std::move(calls)] {
-    std::this_thread::sleep_for(takes);
-    const int code = connects ? connect(comm, calls) : kOk;
+  std::thread([comm, stream, calls = std::move(calls)] {
+    std::this_thread::sleep_for(kConnecting);
+    const int code = connect(comm, calls);
     if (code != kOk && !comm->aborted) comm->error = code;
     if (code == kOk && !comm->aborted) enqueue(comm, stream, calls);
     comm->busy = false;
@@ -436,7 +428,6 @@ FAKE int ncclCommAbort(void* handle) {
       if (world().misuses++ == 0) world().first_misuse = "ncclCommAbort of a communicator that does not exist";
       return kInvalidArgument;
     }
-    ++world().aborted;
     made = world().made;
   }
   comm->aborted = true;  // leaked: whatever runs on a stream may look at it
@@ -470,8 +461,6 @@ FAKE int ncclCommGetAsyncError(void* handle, int* error) {
   Comm* const comm = static_cast<Comm*>(handle);
   if (comm->users.fetch_add(1) != 0) misuse("two threads use one communicator at once");
   *error = comm->busy ? kInProgress : comm->error.load();
-  if (world().group_us != 0 && *error == kInProgress && std::chrono::steady_clock::now() > comm->half) ++comm->looks;
-  if (comm->looks > world().most_looks) world().most_looks = comm->looks;
   comm->users.fetch_sub(1);
   return kOk;
 }
@@ -536,35 +525,18 @@ FAKE int ncclRecv(char* dst, size_t n, int type, int peer, void* comm, void* str
   return call(comm, stream, {kRecv, nullptr, dst, n, type, 0, peer});
 }
 
-FAKE uint64_t fake_nccl_communicators(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().live.size();
-}
-FAKE uint64_t fake_nccl_aborted(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().aborted;
-}
-FAKE uint64_t fake_nccl_operations(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().operations;
-}
-FAKE uint64_t fake_nccl_blocking(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().blocking;
-}
-FAKE uint64_t fake_nccl_misuses(void) {
-  std::lock_guard<std::mutex> lock(world().mutex);
-  return world().misuses;
-}
+#define COUNT(name, value)                           \
+  FAKE uint64_t fake_nccl_##name(void) {             \
+    std::lock_guard<std::mutex> lock(world().mutex); \
+    return world().value;                            \
+  }
+COUNT(communicators, live.size())
+COUNT(operations, operations)
+COUNT(blocking, blocking)
+COUNT(misuses, misuses)
 FAKE const char* fake_nccl_first_misuse(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().first_misuse.c_str();
-}
-FAKE void fake_nccl_take_time(uint32_t microseconds) {
-  world().group_us = microseconds;
-}
-FAKE uint64_t fake_nccl_most_looks(void) {
-  return world().most_looks;
 }
 FAKE void fake_nccl_hang(int on) {
   world().hang = on != 0;

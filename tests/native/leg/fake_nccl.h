@@ -11,7 +11,6 @@ extern "C" {
 
 /* Communicators that were neither destroyed nor aborted. */
 uint64_t fake_nccl_communicators(void);
-uint64_t fake_nccl_aborted(void);
 uint64_t fake_nccl_operations(void);
 /* Of them those of communicators that block. */
 uint64_t fake_nccl_blocking(void);
@@ -19,10 +18,6 @@ uint64_t fake_nccl_misuses(void);
 const char* fake_nccl_first_misuse(void);
 /* From now on operations stand still on their streams until their communicator is aborted. */
 void fake_nccl_hang(int on);
-/* From now on every group is enqueued by a thread that takes so long, as NCCL does it that does not block. */
-void fake_nccl_take_time(uint32_t microseconds);
-/* How often somebody looked at the state of a communicator in the second half of such a time, at the most. */
-uint64_t fake_nccl_most_looks(void);
 
 #ifdef __cplusplus
 }

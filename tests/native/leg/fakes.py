@@ -1,7 +1,5 @@
 """The fakes of the CUDA runtime, NCCL and the kernels as shared libraries, built once per state of their sources."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -24,11 +22,11 @@ UNITS = {
 }
 
 
-def _path(unit: str) -> Path:
+def _path(unit):
     return HERE / unit if (HERE / unit).exists() else CSRC / unit
 
 
-def _key(units: tuple[str, ...], *extra: str) -> str:
+def _key(units, *extra):
     """Of what the units are made from; of headers those that any of them may include."""
     digest = hashlib.sha256(repr((COMPILER, FLAGS, extra)).encode())
     headers = [
@@ -42,7 +40,7 @@ def _key(units: tuple[str, ...], *extra: str) -> str:
     return digest.hexdigest()[:20]
 
 
-def _run(command: list[str], target: Path) -> None:
+def _run(command, target):
     """Makes ``target`` whole or not at all."""
     part = target.with_suffix(".part")
     result = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True, check=False)
@@ -51,12 +49,12 @@ def _run(command: list[str], target: Path) -> None:
     part.rename(target)
 
 
-def cache_folder() -> Path:
+def cache_folder():
     """Where the libraries are kept: one folder for all tests, since the compiler takes 13 s of a core."""
     return default_cache_dir() / "test-fakes"
 
 
-def build(cache: Path, sanitizer: str = "") -> Path:
+def build(cache, sanitizer=""):
     """The folder with the three libraries; what is missing is compiled under a lock (about 20 s).
 
     Raises:
@@ -75,19 +73,19 @@ def build(cache: Path, sanitizer: str = "") -> Path:
     return folder
 
 
-def _compile(cache: Path, unit: str, extra: tuple[str, ...]) -> Path:
+def _compile(cache, unit, extra):
     target = cache / f"{Path(unit).stem}-{_key((unit,), *extra)}.o"
     if not target.exists():
         _run([COMPILER, *FLAGS, *extra, f"-I{CSRC / 'core'}", f"-I{CSRC}", f"-I{HERE}", "-c", str(_path(unit))], target)
     return target
 
 
-def _link(folder: Path, name: str, objects: list[Path], extra: tuple[str, ...]) -> None:
+def _link(folder, name, objects, extra):
     needs = [] if name == "libfake_cuda.so" else [f"-L{folder}", "-lfake_cuda", "-Wl,-rpath,$ORIGIN"]
     _run([COMPILER, *FLAGS, *extra, "-shared", f"-Wl,-soname,{name}", *map(str, objects), *needs], folder / name)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder):
     """Variables that make a GPU leg use the libraries in ``folder``."""
     return {
         "BAGUA_DEVICE_CUDART": str(folder / "libfake_cuda.so"),

@@ -43,16 +43,22 @@ void no_misuse() {
   EXPECT_EQ(std::string(fake_nccl<const char*()>("fake_nccl_first_misuse")()), "");
 }
 
+Status make_leg(Rank* rank, int device, const std::vector<std::vector<int>>& hosts, const std::string& route,
+                std::unique_ptr<Leg>* leg) {
+  LegOptions options;
+  options.device = device;
+  options.me = rank->rank();
+  options.hosts = hosts;
+  options.route = route;
+  return Leg::create(host_api(&rank->client()), options, leg);
+}
+
 // A rank's leg, and a stream of the user's.
 class User {
  public:
   User(Rank* rank, const std::vector<std::vector<int>>& hosts, const std::string& route) : rank_(rank->rank()) {
     stream_ = new_stream();
-    LegOptions options;
-    options.device = options.me = rank_;
-    options.hosts = hosts;
-    options.route = route;
-    CHECK_OK(Leg::create(host_api(&rank->client()), options, &leg_));
+    CHECK_OK(make_leg(rank, rank_, hosts, route, &leg_));
     for (const auto& there : hosts) ranks_ += static_cast<int>(there.size());
   }
 
@@ -94,6 +100,11 @@ class User {
 
   Leg& leg() { return *leg_; }
   int ranks() const { return ranks_; }
+  std::vector<int> everyone() const {
+    std::vector<int> out;
+    for (int rank = 0; rank < ranks_; ++rank) out.push_back(rank);
+    return out;
+  }
   void* stream() const { return stream_; }
 
  private:
@@ -116,10 +127,8 @@ void work(User* user) {
   }
   user->finish({user->start(Kind::kBroadcast, buckets[0].data(), 1000), user->start(Kind::kBarrier, nullptr, 0)});
   user->finish({user->start(Kind::kSend, buckets[0].data(), 500), user->start(Kind::kRecv, buckets[1].data(), 500)});
-  std::vector<int> everyone;
-  for (int rank = 0; rank < user->ranks(); ++rank) everyone.push_back(rank);
   for (int round = 0; round < 2; ++round) {
-    CHECK_OK(user->leg().create_comm(7, everyone));
+    CHECK_OK(user->leg().create_comm(7, user->everyone()));
     user->all_reduce(3000, 7);
     CHECK_OK(user->leg().destroy_comm(7));
   }
@@ -135,16 +144,6 @@ void on_route(const char* route, const std::vector<std::vector<int>>& hosts) {
   no_misuse();
 }
 
-TEST(staged) {
-  on_route("staged", kTwoHosts);
-}
-TEST(flat) {
-  on_route("flat", kOneHost);
-}
-TEST(hierarchical) {
-  on_route("hierarchical", kTwoHosts);
-}
-
 // NCCL's communicators don't block while it lives.
 class NotBlocking {
  public:
@@ -152,12 +151,12 @@ class NotBlocking {
   ~NotBlocking() { unsetenv("BAGUA_NCCL_BLOCKING"); }
 };
 
-TEST(flat_not_blocking) {
+TEST(routes) {
+  on_route("staged", kTwoHosts);
+  on_route("flat", kOneHost);
+  on_route("hierarchical", kTwoHosts);
   const NotBlocking alone;
   on_route("flat", kOneHost);
-}
-TEST(hierarchical_not_blocking) {
-  const NotBlocking alone;
   on_route("hierarchical", kTwoHosts);
 }
 
@@ -238,11 +237,7 @@ void end_by_abort(const char* route, const std::vector<std::vector<int>>& hosts,
   std::atomic<int> ready{0};
   job.each([&](Rank& rank) {
     User user(&rank, hosts, route);
-    CHECK_OK(user.leg().create_comm(7, [&] {
-      std::vector<int> everyone;
-      for (int i = 0; i < user.ranks(); ++i) everyone.push_back(i);
-      return everyone;
-    }()));
+    CHECK_OK(user.leg().create_comm(7, user.everyone()));
     std::vector<float> data(4000, 1.0f), more(4000, 1.0f);
     user.all_reduce(2000);
     user.all_reduce(2000, 7);
@@ -264,24 +259,13 @@ void end_by_abort(const char* route, const std::vector<std::vector<int>>& hosts,
   no_misuse();
 }
 
-TEST(aborted_staged) {
+TEST(aborted) {
   end_by_abort("staged", kTwoHosts, false);
-}
-TEST(aborted_flat) {
-  end_by_abort("flat", kOneHost, false);
-}
-TEST(aborted_hierarchical) {
   end_by_abort("hierarchical", kTwoHosts, false);
-}
-TEST(aborted_flat_not_blocking) {
+  end_by_abort("flat", kOneHost, false);
+  end_by_abort("flat", kOneHost, true);
   const NotBlocking alone;
   end_by_abort("flat", kOneHost, false);
-}
-TEST(aborted_not_blocking_while_nccl_hangs) {
-  const NotBlocking alone;
-  end_by_abort("flat", kOneHost, true);
-}
-TEST(aborted_while_nccl_hangs) {
   end_by_abort("flat", kOneHost, true);
 }
 
@@ -362,12 +346,7 @@ void contexts_on_the_own_device(const char* route) {
   fake<void()>("fake_cuda_forget_contexts")();
   job.each([&](Rank& rank) {
     std::unique_ptr<Leg> leg;
-    LegOptions options;
-    options.me = rank.rank();
-    options.device = 4 + rank.rank();
-    options.hosts = kOneHost;
-    options.route = route;
-    CHECK_OK(Leg::create(host_api(&rank.client()), options, &leg));
+    CHECK_OK(make_leg(&rank, 4 + rank.rank(), kOneHost, route, &leg));
     std::vector<float> data(1000, 1.0f);
     Descriptor d{};
     d.kind = static_cast<uint8_t>(Kind::kAllReduce);
@@ -384,10 +363,8 @@ void contexts_on_the_own_device(const char* route) {
   no_misuse();
 }
 
-TEST(contexts_staged) {
+TEST(contexts) {
   contexts_on_the_own_device("staged");
-}
-TEST(contexts_flat) {
   contexts_on_the_own_device("flat");
 }
 
@@ -413,10 +390,8 @@ void asked_late(const char* route) {
   no_misuse();
 }
 
-TEST(times_staged) {
+TEST(times) {
   asked_late("staged");
-}
-TEST(times_flat) {
   asked_late("flat");
 }
 
@@ -439,11 +414,7 @@ TEST(nccl_that_cannot_be_set_up) {
   Job job(kOneHost);
   job.each([](Rank& rank) {
     std::unique_ptr<Leg> leg;
-    LegOptions options;
-    options.device = options.me = rank.rank();
-    options.hosts = kOneHost;
-    options.route = "flat";
-    EXPECT(has(Leg::create(host_api(&rank.client()), options, &leg), "NCCL: making a communicator failed"));
+    EXPECT(has(make_leg(&rank, rank.rank(), kOneHost, "flat", &leg), "NCCL: making a communicator failed"));
   });
   unsetenv("FAKE_NCCL_NO_INIT");
   no_misuse();

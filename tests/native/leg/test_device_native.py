@@ -3,8 +3,6 @@
 By hand: ``python tests/native/leg/test_device_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -21,13 +19,13 @@ import native_build as native  # noqa: E402
 SUPPRESSIONS = "leak:libfake_"  # their handles live for ever, so that a use after the end is seen
 
 
-def sources(folder: Path) -> list[Path]:
+def sources(folder):
     """The core and the leg without their bindings, the harness, the suite."""
     leg = [unit for files in native.groups_of("gpu/leg") for unit in native.join(files, folder)]
     return [*native.core_sources(), *leg, HERE.parent / "harness.cpp", HERE / "leg_test.cpp"]
 
 
-def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
+def run(name, folder, arguments):
     """Builds what is missing and runs tests; returns the exit status and the output."""
     libraries = fakes.build(folder, "" if name == "plain" else name)
     suppressions = folder / "leg-suppressions.txt"
@@ -46,7 +44,7 @@ def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["asan", "tsan"])
-def test_device_native(name: str) -> None:
+def test_device_native(name):
     """Everything under one sanitizer."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
@@ -54,7 +52,7 @@ def test_device_native(name: str) -> None:
     assert status == 0, f"exit status {status}\n{output}"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
     folder = native.cache_folder()

@@ -75,31 +75,6 @@ TEST(an_end_in_the_middle_of_a_batch) {
   }
 }
 
-// All are begun before the first test(): they are held back and go together.
-TEST(a_full_batch_arrives) {
-  Pair pair = connected();
-  for (uint64_t round = 0; round < 50; ++round) {
-    std::vector<size_t> sizes;
-    for (size_t i = 0; i < kMaxRequests; ++i) sizes.push_back(i % 3 == 0 ? 0 : (i * 37 + round) % 2000);
-    if (round % 5 == 0) sizes[9] = 20000;   // more than are held back
-    if (round % 5 == 1) sizes[9] = 200000;  // on another socket
-    const Buffers buffers(pair.receiver, sizes, round);
-    std::vector<std::vector<uint8_t>> data;
-    std::vector<void*> sending;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      data.push_back(pattern(sizes[i], round + i));
-      sending.push_back(send(pair, data[i].data(), sizes[i]));
-    }
-    // Whichever is asked for, all go.
-    CHECK_EQ(finish(sending[round % kMaxRequests]), kSuccess);
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      if (i != round % kMaxRequests) CHECK_EQ(finish(sending[i]), kSuccess);
-    }
-    for (size_t i = 0; i < sizes.size(); ++i) CHECK(buffers.arrived(i));
-  }
-  close(&pair);
-}
-
 // The kernel takes a part of a batch; the rest goes when the receiver makes room.
 TEST(a_batch_that_does_not_fit_goes_on) {
   Pair pair = connected();
@@ -128,28 +103,6 @@ TEST(a_batch_that_does_not_fit_goes_on) {
     CHECK(buffers.arrived(0));
   }
   EXPECT(std::all_of(sending.begin(), sending.end(), [](void* request) { return request == nullptr; }));
-  close(&pair);
-}
-
-TEST(a_closed_receiver_fails_a_batch) {
-  Pair pair = connected();
-  char byte = 1;
-  CHECK_EQ(finish(send(pair, &byte, 1)), kSuccess);
-  CHECK_EQ(net().close_recv(pair.receiver), kSuccess);
-  pair.receiver = nullptr;
-  // The first ones may still be taken by the kernel.
-  Result result = kSuccess;
-  const int64_t deadline = now_ns() + 30 * kNsPerS;
-  while (result == kSuccess) {
-    void* requests[5] = {};
-    size_t begun = 0;
-    for (; begun < 5 && result == kSuccess; ++begun) {
-      result = net().isend(pair.sender, &byte, begun % 2, 0, nullptr, nullptr, &requests[begun]);
-    }
-    for (size_t i = 0; i < begun && requests[i] != nullptr && result == kSuccess; ++i) result = finish(requests[i]);
-    CHECK(now_ns() < deadline);
-  }
-  EXPECT_EQ(result, kRemoteError);
   close(&pair);
 }
 

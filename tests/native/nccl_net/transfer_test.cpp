@@ -3,11 +3,8 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 
 #include "base/clock.h"
@@ -259,57 +256,6 @@ TEST(small_messages_pass_a_large_one_whose_end_waits) {
   CHECK_EQ(finish(first), kSuccess);
   threads.join();
   EXPECT(large == large_in);
-  close(&pair);
-}
-
-// Hundredths of a second that threads of this process have computed: helpers, or this one.
-long computed(bool helpers) {
-  long ticks = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream file(entry.path() / "stat");
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    const size_t name = text.rfind(')');
-    if (name == text.npos || (text.find("(bagua-net)") != text.npos) != helpers) continue;
-    std::istringstream words(text.substr(name + 1));
-    std::string word;
-    for (int i = 0; i < 13 && words >> word; ++i) {  // 12 and 13: in user and system mode
-      if (i >= 11) ticks += std::stol(word);
-    }
-  }
-  return ticks;
-}
-
-TEST(helpers_sleep_while_only_small_messages_flow) {
-  Pair pair = connected();
-  transfer(pair, 8 << 20, 0);  // calls the helpers, if there are any
-  const long helpers = computed(true);
-  const long own = computed(false);
-  char data[100] = {};
-  char buffer[100];
-  while (computed(false) - own < 30) {
-    for (int i = 0; i < 200; ++i) {
-      void* in = receive(pair, buffer, sizeof buffer);
-      CHECK_EQ(finish(send(pair, data, sizeof data)), kSuccess);
-      CHECK_EQ(finish(in), kSuccess);
-    }
-  }
-  // One that spins gets as much time as this thread.
-  EXPECT(4 * (computed(true) - helpers) < computed(false) - own);
-  close(&pair);
-}
-
-TEST(a_message_waits_for_its_buffer) {
-  Pair pair = connected();
-  const std::vector<uint8_t> data = pattern(300000, 3);
-  void* out = send(pair, data.data(), data.size());
-  for (int i = 0; i < 100; ++i) {
-    int done = 0;
-    CHECK_EQ(net().test(out, &done, nullptr), kSuccess);
-    if (done != 0) break;
-  }
-  std::vector<uint8_t> buffer(data.size());
-  EXPECT_EQ(finish(receive(pair, buffer.data(), buffer.size())), kSuccess);
-  EXPECT(data == buffer);
   close(&pair);
 }
 

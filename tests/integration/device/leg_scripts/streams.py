@@ -1,16 +1,11 @@
 """Order of streams, devices, captures, what operations in flight make."""
 
-from __future__ import annotations
-
 import ctypes
-from typing import Any
 
 import numpy as np
 
-from leg_scripts.member import Member, pause
 
-
-def order(test: Member, route: str) -> dict[str, Any]:
+def order(test, route):
     """An operation sees what the stream wrote before it; the stream sees the result after ``wait``."""
     test.open(route)
     cuda, stream = test.fakes.cuda, ctypes.c_void_p(test.stream)
@@ -43,7 +38,7 @@ def order(test: Member, route: str) -> dict[str, Any]:
     return {"result": result, "early": early, "done": done, "times": all(a <= b <= c for a, b, c in times)}
 
 
-def many(test: Member, route: str, steps: int, buckets: int) -> dict[str, Any]:
+def many(test, route, steps, buckets):
     """A training loop: several buckets in flight; after a while nothing new is made."""
     test.open(route)
     test.fakes.cuda.fake_cuda_watch_this_thread()
@@ -58,37 +53,7 @@ def many(test: Member, route: str, steps: int, buckets: int) -> dict[str, Any]:
     return {"right": right, "made": made, **test.close()}
 
 
-def calls(test: Member, route: str) -> dict[str, Any]:
-    """Calls of CUDA for one all-reduce, which the stream waits for, at the most, and whether it makes events."""
-    test.open(route)
-    count_calls = test.fakes.cuda.fake_cuda_calls
-    count_calls.restype = ctypes.c_uint64
-    data, made = np.ones(1000, np.float32), []
-    for _ in range(20):
-        before, events = count_calls(), test.fakes.left()["events"]
-        ticket = test.submit("allreduce", data, data, data.size, op="AVG")
-        test.leg.wait(ticket, test.stream)
-        made.append((count_calls() - before, test.fakes.left()["events"] - events))
-        test.leg.release(ticket)
-        test.fakes.drain(test.stream)
-    test.close()
-    return {"calls": max(one[0] for one in made[10:]), "events": max(one[1] for one in made[10:])}
-
-
-def quick_groups(test: Member) -> int:
-    """How often the leg looks in 8 ms whether NCCL has enqueued a group, which takes 16 ms, at the most."""
-    test.open("flat")
-    data = np.ones(10, np.float32)
-    test.call("allreduce", data, data, 10)
-    test.fakes.nccl.fake_nccl_take_time(16_000)
-    for _ in range(40):
-        test.call("allreduce", data, data, 10, op="AVG")
-    test.close()
-    looks: int = test.fakes.nccl.fake_nccl_most_looks()
-    return looks
-
-
-def crossed(test: Member) -> bool:
+def crossed(test):
     """Ranks use two communicators in different orders."""
     test.open("staged")
     data = {comm: np.full(1000, comm, np.float32) for comm in (11, 12)}
@@ -101,7 +66,7 @@ def crossed(test: Member) -> bool:
     return all(bool((found == comm).all()) for comm, found in data.items())
 
 
-def on_another_device(test: Member) -> dict[str, Any]:
+def on_another_device(test):
     """A thread whose current device is 0, and the default stream of device 1."""
     cuda = test.fakes.cuda
     cuda.fake_cuda_fill.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_float]
@@ -123,7 +88,7 @@ def on_another_device(test: Member) -> dict[str, Any]:
     return {"result": [float(copy[0]), bool((copy == copy[0]).all())], "device": now.value}
 
 
-def two_devices(test: Member) -> bool:
+def two_devices(test):
     """One rank, two devices, each with a leg."""
     legs = [
         test.device.Leg(rank=test.rank, device=index, hosts=test.hosts, me=test.me, world=False) for index in (0, 1)
@@ -145,7 +110,7 @@ def two_devices(test: Member) -> bool:
     return all(bool((data[index] == (index + 1) * test.world**2).all()) for index in (0, 1))
 
 
-def during_a_capture(test: Member, route: str) -> None:
+def during_a_capture(test, route):
     """Another thread captures its stream: nothing that the leg does may spoil that."""
     test.open(route)
     elsewhere = ctypes.c_void_p(test.fakes.stream())
@@ -163,17 +128,3 @@ def during_a_capture(test: Member, route: str) -> None:
     test.leg.destroy_comm(7)
     test.fakes.cuda.fake_cuda_set_capturing(elsewhere, 0)
     test.close()
-
-
-def beyond_slots(test: Member, count: int) -> bool:
-    """More staged operations under way than the daemon has room for: rank 0 has submitted all before rank 1 comes."""
-    test.open("staged")
-    data = np.full((count, 4), test.me + 1, np.float32)
-    if test.me == 1:
-        pause()
-    tickets = [test.submit("allreduce", row, row, 4) for row in data]
-    if test.me == 0:
-        pause()
-    test.finish(*tickets)
-    test.close()
-    return bool((data == 3).all())

@@ -1,5 +1,4 @@
-// A device's conversions of numbers, written for clarity. conversions.cpp compares their results with those of NVIDIA's
-// headers.
+// A device's conversions of numbers, written for clarity.
 #pragma once
 
 #include <algorithm>

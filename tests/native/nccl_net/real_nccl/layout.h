@@ -26,7 +26,8 @@ struct Field {
   }
 };
 
-// What read_layout.py says of 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.32.3.
+// Of 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.32.3, by their debugging information: gdb -batch -ex "list
+// 'transport/net.cc':600" -ex "ptype /o struct ncclProxyArgs" libnccl.so.2
 constexpr size_t pick(size_t v2_21, size_t v2_25, size_t v2_27, size_t v2_28, size_t v2_32) {
   switch (BAGUA_REAL_NCCL) {
     case 22105:

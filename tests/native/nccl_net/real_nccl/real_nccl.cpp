@@ -4,7 +4,6 @@
 //   real_nccl LIBNCCL load                       three times: networks are looked for, taken, given back
 //   real_nccl LIBNCCL traffic                    LL and Simple over two channels
 //   real_nccl LIBNCCL free                       connections are given back while their requests are pending
-//   real_nccl LIBNCCL measure SIZE[,SIZE...]     microseconds for a slice of Simple
 //
 // Played: CUDA's memory (memory), what the proxy's service thread hands to setup and connect (world), the two GPUs
 // (operation). The environment chooses the network.
@@ -89,26 +88,9 @@ void free_pending(const Nccl& nccl) {
   if (open_descriptors() != descriptors) fail("descriptors: %zu before, %zu after", descriptors, open_descriptors());
 }
 
-void measure(const Nccl& nccl, const std::string& sizes) {
-  World world(nccl);
-  world.connect();
-  std::atomic<int> wrong = 0;
-  for (size_t at = 0; at < sizes.size();) {
-    size_t used = 0;
-    const int size = std::stoi(sizes.substr(at), &used);
-    at += used + 1;
-    Operation operation{kSimple, 2, 4, 200, 1, size};
-    run(nccl, &world, operation, &wrong);  // warms up
-    operation.slices = size < 65536 ? 6000 : size < 524288 ? 3000 : 600;
-    std::printf("%d %.2f\n", size, run(nccl, &world, operation, &wrong) / operation.slices * 1e6);
-  }
-  world.disconnect(true);
-}
-
 int main(int count, char** arguments) {
   const std::string mode = count > 2 ? arguments[2] : "";
-  const std::string more = count > 3 ? arguments[3] : "";
-  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic | free | measure SIZE[,SIZE...]");
+  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic | free");
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was done is seen
   ::alarm(kLimitS);
   const Nccl nccl(arguments[1]);
@@ -119,8 +101,6 @@ int main(int count, char** arguments) {
     wrong = traffic(nccl);
   } else if (mode == "free") {
     free_pending(nccl);
-  } else if (mode == "measure") {
-    measure(nccl, more);
   } else {
     fail("no such mode: %s", mode.c_str());
   }
