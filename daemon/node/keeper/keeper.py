@@ -77,6 +77,7 @@ class Keeper:
         self._restart = restart
         self._boot_id = secrets.token_hex(8)
         self._lives = 0
+        self._serves = False  # the present daemon: it has been welcome
         self._kills = 0
         self._death = ""  # of the last daemon, in words
         self._memory_watch: MemoryWatch | None = None  # of the present one
@@ -160,6 +161,7 @@ class Keeper:
         for number in descriptors:  # whoever waits for the daemon's word must see its end
             os.close(number)
         self._lives += 1
+        self._serves = False
         self._daemon, self._wire = started.pid, Wire(ours)
         self._memory_watch = MemoryWatch(started.pid)
         self._tell_all()
@@ -238,6 +240,7 @@ class Keeper:
                 with contextlib.suppress(Exception):  # the first process will tell
                     _core()
             case "ready":
+                self._serves = True
                 self._notifier.ready(message["status"])
                 self._release = message.get("release", ("", ""))
             case "note":
@@ -308,6 +311,11 @@ class Keeper:
         self._was_replaced, self._daemon = self._daemon == self._replaced, 0
         self._hear()  # its last words
         now = time.monotonic()
+        runs = any(kept.code is None for kept in self._kept.values())
+        if code > 0 and runs and not (self._serves or self._ending):  # its disk is full, or read-only
+            print("The daemon can't start. It is tried again every second while ranks run.", file=sys.stderr)
+            self._starts_at = now + START_AGAIN_S
+            return
         self._deaths = [at for at in self._deaths if at > now - DEATHS_S] + [now]
         if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
             self._code = code if code >= 0 else 128 - code

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from rig.limits import SOON_S
 from rig.ranks.elastic import PROGRAM
 
 from bagua.csrc.wire_version import WIRE_VERSION
@@ -491,6 +492,26 @@ async def test_a_daemon_that_does_not_understand_its_keeper_says_so(end, start_d
     daemon.proper().kill()
     assert await daemon.wait() == 2
     assert "start the node again. [BG924]" in daemon.errors.read_text() and len(end.hellos) == 1
+
+
+async def test_ranks_wait_for_a_daemon_that_can_not_start(end, start_daemon, elastic_on, newer, tmp_path):
+    """Its disk is read-only, for example. Without ranks the node would end."""
+    daemon = await start_daemon()
+    job = await begin(elastic_on, end)
+    newer.write_text(f"open({str(tmp_path / 'tried')!r}, 'a').write('x')\nraise SystemExit('the disk is read-only')\n")
+    daemon.proper().kill()
+    async with asyncio.timeout(SOON_S):
+        while not (tmp_path / "tried").exists() or len((tmp_path / "tried").read_text()) < 7:
+            await asyncio.sleep(0.05)
+    newer.unlink()
+    await end.until(lambda: len(end.hellos) > 1)
+    (again,) = end.hellos[1].jobs
+    assert [rank.pid for rank in again.ranks] == [rank.pid for rank in job.ranks] and not again.error
+    newer.write_text("raise SystemExit('the disk is read-only')\n")
+    daemon.proper().kill()
+    for rank in job.ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    assert await daemon.wait() == 1, "nobody waits for it any more"
 
 
 async def test_an_upgrade_to_a_release_that_can_not_talk_is_one_where_no_rank_runs(end, start_daemon, newer):
