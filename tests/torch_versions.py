@@ -30,7 +30,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = runpy.run_path(str(ROOT / "client" / "base" / "torch_versions.py"))["TESTED"]
-API = ("training", "joins", "elastic", "distributed", "amp", "checkpoint", "compat")
+API = ("training", "joins", "elastic", "distributed", "amp", "checkpoint")
 UNIT = ("torch", "optim", "data")
 SHORT = (["tests/integration/c10d"],)  # of the two groups, the one in C++ and some of the other one
 RUNS = (

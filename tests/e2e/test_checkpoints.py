@@ -51,7 +51,7 @@ def used(folder: Path, run: str, before: int = 10**9) -> list[int]:
     return [int(sample) for step, sample in rows if int(step) <= before]
 
 
-@pytest.mark.full  # test_torch_checkpointer_ranks.py resumes with other numbers of ranks
+@pytest.mark.full  # test_torch_checkpointer.py resumes with other numbers of ranks
 def test_the_whole_job_is_killed_and_started_again(sandbox: Sandbox) -> None:
     script = sandbox.script("train.py", TRAIN)
     folder = sandbox.folder / "checkpoints"

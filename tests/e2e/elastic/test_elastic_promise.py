@@ -93,7 +93,7 @@ def test_a_lost_member_costs_no_sample_and_restarts_nobody(idle_service: Service
     assert {diary.world for diary in ended.values()} == {2}
 
 
-@pytest.mark.full  # integration/torch_api/elastic/test_torch_same_bits.py breaks links
+@pytest.mark.full  # integration/torch_api/elastic/test_torch_elastic.py breaks links
 def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, tmp_path: Path) -> None:
     """A rank is stopped for a while, the coordinator is killed: the same hash after each epoch as without."""
     hashes = []

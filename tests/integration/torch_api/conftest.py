@@ -1,24 +1,14 @@
 """Ranks on engines in the test's process (tests/rig)."""
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from rig.ranks import engine_hosts
-from rig.ranks.engine_hosts import Ranks
+from rig.ranks.helpers import find_helpers
 
-
-@pytest.fixture(scope="session")
-def make_ranks() -> Callable[[Path], contextlib.AbstractContextManager[Ranks]]:
-    """For fixtures that live longer than a test."""
-    return engine_hosts.make_ranks
+find_helpers(__file__)
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Ranks]:
+def ranks(tmp_path):
     """Starts ranks on engines in this process; whatever is left is killed at the end."""
     with engine_hosts.make_ranks(tmp_path) as made:
         yield made

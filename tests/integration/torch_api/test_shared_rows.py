@@ -1,9 +1,5 @@
 """Rows that ranks of one host write into each other's memory."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -17,14 +13,14 @@ from bagua.torch_api.job.session import current
 WIDTH = 5
 
 
-def carried(counts: list[list[int]], dtype: torch.dtype = torch.float32) -> None:
+def carried(counts, dtype=torch.float32):
     """Rank i sends ``counts[i][j]`` rows to rank j, full of 10 i + j."""
     comm = communicator_of(None)
     me, n = comm.rank(), comm.nranks()
     like = torch.empty(0, WIDTH, dtype=dtype)
     begins = [sum(counts[me][:rank]) for rank in range(n)]
 
-    def write(begin: int, _: int, target: torch.Tensor) -> None:
+    def write(begin, _, target):
         goes_to = next(rank for rank in range(n) if begins[rank] == begin and counts[me][rank])
         target.fill_(10 * me + goes_to)
 
@@ -37,9 +33,8 @@ def carried(counts: list[list[int]], dtype: torch.dtype = torch.float32) -> None
     assert bool((found == found[:, :1]).all())
 
 
-def rank_carries() -> None:
+def rank_carries():
     """Sizes that grow and shrink: segments are given back, and peers map others."""
-    bagua.init_process_group()
     me, session = bagua.get_rank(), current()
     for number, rows in enumerate((1, 40, 3000, 2, 9000, 0, 3000, 5)):
         carried([[rows + 7 * i + j + 1 for j in range(3)] for i in range(3)])
@@ -63,13 +58,12 @@ def rank_carries() -> None:
         SharedRows(session, communicator_of(None)).meet(torch.float64 if me == 1 else torch.float32)
 
 
-def test_rows_arrive(ranks: Any) -> None:
-    ranks.run(rank_carries, 3)
+def test_rows_arrive(pools):
+    pools([0, 1, 2]).run(rank_carries)
 
 
-def rank_repeats() -> None:
+def rank_repeats():
     """All tokens go to one rank, more than it has offered room for; and a graph is used twice."""
-    bagua.init_process_group()
     layer = bagua.moe.MoE(WIDTH, nn.Linear(WIDTH, WIDTH), capacity_factor=100.0)
     with torch.no_grad():
         layer.bagua_moe.gate.wg.weight[1] = 0.0
@@ -85,5 +79,5 @@ def rank_repeats() -> None:
         torch.testing.assert_close(inputs.grad, 2 * once)
 
 
-def test_repeated(ranks: Any) -> None:
-    ranks.run(rank_repeats, 2)
+def test_repeated(pools):
+    pools([0, 1]).run(rank_repeats)

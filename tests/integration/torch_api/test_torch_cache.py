@@ -1,18 +1,14 @@
 """The cache of samples with several processes: ranks, workers of loaders, writers that are killed."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from rig.ranks.engine_hosts import Ranks
 from torch.utils.data import DataLoader
 
 import bagua.torch_api as bagua
@@ -28,19 +24,19 @@ LENGTH = 60
 class Recorded:
     """A dataset that notes each load in a file."""
 
-    def __init__(self, record: Path) -> None:
+    def __init__(self, record):
         self.record = record
 
-    def __len__(self) -> int:
+    def __len__(self):
         return LENGTH
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         with self.record.open("a") as file:
             file.write(f"{index}\n")
         return torch.full((100,), float(index))
 
 
-def rank_read(folder: str) -> tuple[float, list[int]]:
+def rank_read(folder):
     """Each rank reads its half, then all of it."""
     bagua.init_process_group()
     rank = bagua.get_rank()
@@ -54,46 +50,37 @@ def rank_read(folder: str) -> tuple[float, list[int]]:
     return total, [found.hits, found.misses, found.failures]
 
 
-def test_ranks_share_a_cache(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_share_a_cache(ranks, tmp_path):
     started = ranks.run(rank_read, 2, folder=str(tmp_path))
     for total, counts in started:
         assert total == 100 * sum(range(LENGTH)) and counts == [LENGTH, LENGTH // 2, 0]
     assert len((tmp_path / "record").read_text().split()) == LENGTH
 
 
-def end_if_stuck(_: int) -> None:
+def end_if_stuck(_):
     """A worker that hangs says where, and ends."""
     faulthandler.dump_traceback_later(60.0, exit=True)
 
 
-def fill(folder: Path, start: str) -> None:
+def rank_fill(folder):
     """A loader's workers read all samples twice. Each writes the rest of its buffer when it ends."""
-    cached = CachedDataset(Recorded(folder / "record"), folder=folder / "cache", writer_buffer_size=7)
-    loader: Any = DataLoader(cached, 4, num_workers=2, worker_init_fn=end_if_stuck, multiprocessing_context=start)
+    bagua.init_process_group()
+    record = Path(folder, "record")
+    cached = CachedDataset(Recorded(record), folder=Path(folder, "cache"), writer_buffer_size=7)
+    loader = DataLoader(cached, 4, num_workers=2, worker_init_fn=end_if_stuck, multiprocessing_context="fork")
     for _ in range(2):
         assert torch.cat(list(loader))[:, 0].tolist() == list(range(LENGTH))
-    assert len((folder / "record").read_text().split()) == LENGTH
+    assert len(record.read_text().split()) == LENGTH
     found = cached.cache_loader.statistics()  # of all workers
     assert (found.hits, found.misses, found.damaged) == (LENGTH, LENGTH, 0)
     assert cached.cache_loader.num_keys() == LENGTH
 
 
-def rank_fill(folder: str) -> None:
-    bagua.init_process_group()
-    fill(Path(folder), "fork")
-
-
-def test_workers_that_are_forked_fill_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_workers_that_are_forked_fill_it(ranks, tmp_path):
     ranks.run(rank_fill, 1, folder=str(tmp_path))
 
 
-@pytest.mark.full
-def test_workers_that_are_spawned_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # they import this file
-    fill(tmp_path, "spawn")
-
-
-def write_for_ever(folder: Path, number: int, begun: Any) -> None:
+def write_for_ever(folder, number, begun):
     """Writes and reads until it is killed."""
     cache = CacheLoader(folder=folder, capacity=400_000, writer_buffer_size=3)
     step = 0
@@ -105,10 +92,10 @@ def write_for_ever(folder: Path, number: int, begun: Any) -> None:
             begun.release()
 
 
-def rank_kill_writers(folder: str) -> None:
+def rank_kill_writers(folder):
     """Starts writers on one cache, and kills one after the other; at last all of them."""
     begun = FORK.Semaphore(0)
-    writers: list[Any] = []
+    writers = []
     for number in range(9):
         writers.append(FORK.Process(target=write_for_ever, args=(Path(folder), number, begun)))
         writers[-1].start()
@@ -124,7 +111,7 @@ def rank_kill_writers(folder: str) -> None:
         writer.join()
 
 
-def test_writers_that_are_killed(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_that_are_killed(ranks, tmp_path, monkeypatch):
     """SIGKILL at any moment leaves a cache that is whole, bounded and can be used at once."""
     monkeypatch.setenv("BAGUA_CACHE_DIR", str(tmp_path))
     folder = tmp_path / "shared"
@@ -138,7 +125,7 @@ def test_writers_that_are_killed(ranks: Ranks, tmp_path: Path, monkeypatch: pyte
     assert 300_000 < store.used_bytes() <= 400_000
 
 
-def test_a_redis_server_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_server_that_ends_at_once(tmp_path, monkeypatch):
     """Nobody waits for it, and its last words are told."""
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\necho 'FATAL: a bad directive'\nexit 1\n")

@@ -1,9 +1,6 @@
 """The whole table of combinations: each cell trains, or is refused with the reason."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -27,21 +24,21 @@ STEPS = 4
 CELLS = list(itertools.product((True, False), (True, False), NAMES, (False, True), ("", "ring")))
 
 
-def is_refused(synchronous: bool, centralised: bool, codec: str, everywhere: bool, mode: str) -> bool:
+def is_refused(synchronous, centralised, codec, everywhere, mode):
     """Combinations that make no sense are refused."""
     if mode == "ring" and (centralised or not synchronous):
         return True
     return everywhere and codec == "none"
 
 
-def codec_of(name: str) -> Codec | str:
+def codec_of(name):
     """A small model needs more than a hundredth."""
     return Codec("topk", density=0.2, error_feedback=True) if name == "topk" else name
 
 
-def cell(synchronous: bool, centralised: bool, codec: str, everywhere: bool, mode: str) -> Algorithm:
+def cell(synchronous, centralised, codec, everywhere, mode):
     """The algorithm of a cell, made by its registered name."""
-    options: dict[str, Any] = {"peer_selection_mode": mode} if mode else {}
+    options = {"peer_selection_mode": mode} if mode else {}
     if not synchronous:
         options["sync_interval_ms"] = 0
     made = Algorithm.init(
@@ -56,22 +53,21 @@ def cell(synchronous: bool, centralised: bool, codec: str, everywhere: bool, mod
     return made
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+def train(model, optimizer):
     """The losses of a few steps on one batch for each rank."""
     inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(bagua.get_rank()))
     found = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         found.append(loss.item())
     return found
 
 
-def rank_train_all() -> dict[str, list[float]]:
+def rank_train_all():
     """One model after the other; the same one is wrapped again and again."""
-    bagua.init_process_group()
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     found = {}
@@ -80,67 +76,53 @@ def rank_train_all() -> dict[str, list[float]]:
             continue
         torch.manual_seed(0)
         for layer in (model[0], model[2]):
-            layer.reset_parameters()  # type: ignore[operator, union-attr]
-        model.with_bagua([optimizer], cell(*values))  # type: ignore[operator]
+            layer.reset_parameters()
+        model.with_bagua([optimizer], cell(*values))
         found[str(values)] = train(model, optimizer)
+    model.bagua_ddp.close()
     return found
 
 
 @pytest.mark.parametrize("hosts", [[[0], [1]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.full)], ids=str)
-def test_every_cell_trains(ranks: Any, hosts: list[list[int]]) -> None:
-    started = ranks.start(rank_train_all, hosts=hosts)
-    ranks.wait(240.0)
-    results = [rank.result() for rank in started]
-    assert len(results[0]) == sum(not is_refused(*values) for values in CELLS)
+def test_every_cell_trains(pools, hosts):
+    results = pools(*hosts).run(rank_train_all, 240.0)
     for name in results[0]:
         means = torch.tensor([result[name] for result in results]).mean(0)
         assert means[-1] < means[0], f"{name}: the loss went from {means[0]:.3f} to {means[-1]:.3f}"
+    assert len(results[0]) == sum(not is_refused(*values) for values in CELLS)
+    for values in CELLS:
+        if is_refused(*values):
+            with pytest.raises(ValueError, match="makes no sense"):
+                cell(*values)
 
 
-@pytest.mark.parametrize("values", [values for values in CELLS if is_refused(*values)], ids=str)
-def test_what_makes_no_sense_is_refused_with_the_reason(values: Any) -> None:
-    with pytest.raises(ValueError, match="makes no sense"):
-        cell(*values)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
+def test_what_is_made():
+    decentralised, ring = {"centralised": False}, {"centralised": False, "peer_selection_mode": "ring"}
+    for options, kind in (
         ({}, GradientAllReduceAlgorithm),
-        ({"centralised": False}, DecentralizedAlgorithm),
-        ({"centralised": False, "peer_selection_mode": "ring"}, LowPrecisionDecentralizedAlgorithm),
+        (decentralised, DecentralizedAlgorithm),
+        (ring, LowPrecisionDecentralizedAlgorithm),
         ({"synchronous": False}, AsyncModelAverageAlgorithm),
-        ({"synchronous": False, "centralised": False, "warmup_steps": 3}, AsyncModelAverageAlgorithm),
-    ],
-)
-def test_what_is_made(options: dict[str, Any], kind: type[Algorithm]) -> None:
-    assert type(combine(**options)) is kind
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
+        ({"synchronous": False, **decentralised, "warmup_steps": 3}, AsyncModelAverageAlgorithm),
+    ):
+        assert type(combine(**options)) is kind
+    for options, error, words in (
         ({"codec": "zip"}, ValueError, "no codec 'zip'"),
         ({"sync_interval_ms": 3}, TypeError, "sync_interval_ms"),
         ({"codec": "fp16", "everywhere": True, "hierarchical": True}, ValueError, "hierarchical=True makes no sense"),
-        ({"centralised": False, "peer_selection_mode": "all"}, ValueError, "centralised=True"),
+        ({**decentralised, "peer_selection_mode": "all"}, ValueError, "centralised=True"),
         ({"synchronous": False, "peer_selection_mode": "shift_one"}, ValueError, "Pass centralised=False"),
         ({"peer_selection_mode": "shift_one"}, ValueError, "Pass centralised=False"),
-        (
-            {"centralised": False, "peer_selection_mode": "ring", "codec": "int4", "hierarchical": False},
-            ValueError,
-            "everywhere=True",
-        ),
-    ],
-)
-def test_options_that_do_not_fit(options: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        combine(**options)
+        ({**ring, "codec": "int4", "hierarchical": False}, ValueError, "everywhere=True"),
+    ):
+        with pytest.raises(error, match=words):
+            combine(**options)
+    with pytest.raises(TypeError, match="pass a QAdamOptimizer"):
+        QAdamAlgorithm(torch.optim.SGD([torch.zeros(1)]))
 
 
-def rank_mistakes() -> None:
+def rank_mistakes():
     """An odd number of ranks can't be paired, and QAdam needs its optimizer: every rank hears of it, and goes on."""
-    bagua.init_process_group()
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for algorithm, words in (
@@ -150,17 +132,11 @@ def rank_mistakes() -> None:
         (QAdamAlgorithm(QAdamOptimizer(model.parameters())), "pass both the same"),
     ):
         with pytest.raises(ValueError, match=words):
-            model.with_bagua([optimizer], algorithm)  # type: ignore[operator]
+            model.with_bagua([optimizer], algorithm)
     with pytest.raises(ValueError, match="no optimizer of the model holds"):
-        model.with_bagua([], LowPrecisionDecentralizedAlgorithm())  # type: ignore[operator]
+        model.with_bagua([], LowPrecisionDecentralizedAlgorithm())
     bagua.barrier()
 
 
-def test_mistakes_are_told_to_every_rank(ranks: Any) -> None:
-    ranks.run(rank_mistakes, 3)
-
-
-def test_qadam_of_another_optimizer() -> None:
-    optimizer: Any = torch.optim.SGD([torch.zeros(1)])
-    with pytest.raises(TypeError, match="pass a QAdamOptimizer"):
-        QAdamAlgorithm(optimizer)
+def test_mistakes_are_told_to_every_rank(pools):
+    pools([0, 1, 2]).run(rank_mistakes)

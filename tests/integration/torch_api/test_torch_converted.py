@@ -1,17 +1,13 @@
 """Scripts for torch's DistributedDataParallel (scripts_for_ddp/) end in the same weights after ``bagua convert``
 as before it, over Gloo."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from rig.ports import free_port
-from rig.ranks.engine_hosts import Ranks
 
 from bagua.convert import convert
 
@@ -20,20 +16,20 @@ OURS = {"nanogpt", "torchvision", "tutorial", "aliases"}
 """Those that get our DistributedDataParallel. The others keep torch's, or have none."""
 
 
-def rank_run(name: str, texts: dict[str, str]) -> list[torch.Tensor]:
+def rank_run(name, texts):
     """The weights of each text, by its MASTER_PORT."""
     warnings.filterwarnings("ignore", module=r"torch\.")  # as of deprecated parts that it uses itself
     kept = []  # a model holds its group, and Gloo may wait for ever when Python frees that
     for port, text in texts.items():
         os.environ["MASTER_PORT"] = port
-        names: dict[str, Any] = {"__name__": "__main__"}
+        names = {"__name__": "__main__"}
         exec(compile(text, f"{name}.py", "exec"), names)
         kept.append(names)
     return [names["weights"] for names in kept]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
-def test_a_converted_script_ends_in_the_same_weights(ranks: Ranks, name: str) -> None:
+def test_a_converted_script_ends_in_the_same_weights(ranks, name):
     before = (FOLDER / f"{name}.py").read_bytes()
     [converted] = convert({name: before})
     after = converted.after.decode()

@@ -1,26 +1,19 @@
 """CUDA tensors without a GPU: CPU tensors count as a device's, over the fakes of tests/native/leg."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
-import signal
-import sys
 import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+import test_torch_primitives as primitives
 import torch
 from rig.ranks import fake_device, placing
+from rig.ranks.faults import kill_self
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import test_torch_primitives as primitives
 
 import bagua.torch_api as bagua
 from bagua.algorithms import AsyncModelAverageAlgorithm
@@ -37,87 +30,78 @@ pytestmark = pytest.mark.skipif(
 STEPS = 6
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> torch.Tensor:
+def train(model, optimizer, step):
     generator = torch.Generator().manual_seed(10 * step + bagua.get_rank())
     optimizer.zero_grad()
-    loss: torch.Tensor = model(torch.randn(4, 8, generator=generator).to(placing.device())).square().mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss = model(torch.randn(4, 8, generator=generator).to(placing.device())).square().mean()
+    loss.backward()
     optimizer.step()
     return loss
 
 
-def new_model() -> nn.Module:
+def new_model():
     torch.manual_seed(bagua.get_rank())
     return placing.placed(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 4)))
 
 
-def rank_primitives() -> dict[str, int]:
+def wrapped(algorithm=None):
+    """A model, and its optimizer."""
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model.with_bagua([optimizer], algorithm), optimizer
+
+
+def rank_primitives():
     """The scenarios of the CPU."""
+    bagua.init_process_group()
     torch.set_default_device(placing.device())
-    primitives.rank_moves()
-    bagua.init_process_group = lambda: None  # once is enough
-    primitives.rank_reductions()
-    assert bagua.communication.broadcast_object({"rank": bagua.get_rank()}, 2) == {"rank": 2}
-    several = [torch.full((3,), float(bagua.get_rank())), torch.ones(2, 2, dtype=torch.int64)]
-    bagua.communication.allreduce_coalesced_inplace(several)
-    assert several[0].tolist() == [6.0] * 3 and several[1].tolist() == [[4, 4], [4, 4]]
-    me = bagua.get_rank()
-    counts = [[(i + j) % 3 for j in range(4)] for i in range(4)]
-    given = torch.full((sum(counts[me]),), me)
-    got = torch.full((sum(row[me] for row in counts),), -1)
-    places = [[sum(row[:j]) for j in range(4)] for row in (counts[me], [row[me] for row in counts])]
-    bagua.alltoall_v(given, counts[me], places[0], got, [row[me] for row in counts], places[1])
-    assert got.tolist() == [i for i in range(4) for _ in range(counts[i][me])]
+    primitives.rank_moves_and_reduces()
+    primitives.rank_sends_blocks()
+    primitives.rank_sends_objects_and_lists()
     assert bagua.empty(3, device=placing.device()).tolist() == [0, 0, 0]
     [device] = devices(current()).all()
-    counters: dict[str, int] = device.counters()
-    return counters
+    return device.counters()
 
 
 @pytest.mark.parametrize(
     "route",
     [pytest.param(route, marks=() if route == "hierarchical" else pytest.mark.full) for route in placing.ROUTES],
 )
-def test_primitives(ranks: Any, route: str) -> None:
+def test_primitives(ranks, route):
     """As they are on the CPU, and by the leg."""
     found = ranks.run(rank_primitives, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))
     for counters in found:
         assert counters["ops"] > 100 and counters[f"ops_{route}"] > 0, counters
 
 
-def rank_alltoall_fails_half_way() -> list[bool]:
-    """Whether the memory of what is still on its way is kept."""
-    bagua.init_process_group()
-    submit, place_empty = CudaConnection.submit, CudaConnection.place_empty
-    kinds: list[int] = []
-    made: list[weakref.ref[torch.Tensor]] = []
+def rank_alltoall_fails_half_way():
+    """The memory of what is still on its way is kept."""
+    submit, place_empty, kinds, made = CudaConnection.submit, CudaConnection.place_empty, [], []
 
-    def submit_two(self: CudaConnection, request: Any) -> int:
+    def submit_two(self, request):
         kinds.append(request["kind"])
         if len(kinds) > 2:
             raise CommunicationError("half-way")
         return submit(self, request)
 
-    def place(self: CudaConnection, *what: Any, **more: Any) -> Any:
+    def place(self, *what, **more):
         found = place_empty(self, *what, **more)
         made.append(weakref.ref(found[0]))
         return found
 
-    CudaConnection.submit, CudaConnection.place_empty = submit_two, place  # type: ignore[assignment, method-assign]
-    try:
+    bagua.init_process_group()
+    CudaConnection.submit, CudaConnection.place_empty = submit_two, place
+    with pytest.raises(CommunicationError, match="half-way"):
         bagua.alltoall_v(torch.ones(9), [3] * 3, [0, 3, 6], torch.zeros(9), [3] * 3, [0, 3, 6])
-    except CommunicationError as error:
-        assert str(error) == "half-way"
     gc.collect()
-    return [one() is not None for one in made]
+    assert [one() is not None for one in made] == [True, True]
 
 
-def test_memory_of_an_exchange_that_fails_is_kept(ranks: Any) -> None:
-    found = ranks.run(rank_alltoall_fails_half_way, 3, environment=placing.environment("fake", "staged"))
-    assert found == [[True, True]] * 3
+def test_memory_of_an_exchange_that_fails_is_kept(ranks):
+    ranks.run(rank_alltoall_fails_half_way, 3, environment=placing.environment("fake", "staged"))
 
 
-def rank_does_not_come(folder: str) -> str:
+def rank_does_not_come(folder):
     """The last rank lives and never comes, until the others have given it up."""
     connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
     bagua.init_process_group()
@@ -146,7 +130,7 @@ def rank_does_not_come(folder: str) -> str:
         pytest.param("hierarchical", [[0, 1], [2, 3]], marks=pytest.mark.full),
     ],
 )
-def test_a_rank_that_never_comes_is_given_up(ranks: Any, route: str, hosts: list[list[int]], tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_is_given_up(ranks, route, hosts, tmp_path):
     """As on the CPU: by one at least; others may learn first that it has left, or that NCCL's connection is gone."""
     environment = placing.environment("fake", route)
     told = ranks.run(rank_does_not_come, hosts=hosts, environment=environment, folder=str(tmp_path))
@@ -156,80 +140,65 @@ def test_a_rank_that_never_comes_is_given_up(ranks: Any, route: str, hosts: list
     assert any(who in text for text in gave_up), told
 
 
-def rank_counts_waits() -> tuple[int, int, str, bool]:
-    bagua.init_process_group()
-    model = new_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = model.with_bagua([optimizer])  # type: ignore[operator]
+def rank_counts_waits():
+    model, optimizer = wrapped()
     for step in range(3):  # records the order of gradients, makes buckets and memory
         train(model, optimizer, step)
-    runtime = fake_device.RUNTIME
-    assert runtime is not None
-    [device] = devices(current()).all()
+    runtime, [device] = fake_device.RUNTIME, devices(current()).all()
     runtime.watch_this_thread()
+    statistics = bagua.communication.statistics()
     before, waits = runtime.synchronisations(), device.counters()["host_waits"]
     for step in range(3, 3 + STEPS):
         train(model, optimizer, step)
     counted = runtime.synchronisations() - before, device.counters()["host_waits"] - waits
-    statistics = bagua.communication.statistics()
-    sane = statistics.steps == 3 + STEPS and statistics.comm_seconds > 0
-    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
-    return (*counted, runtime.misuse(), sane)
-
-
-def test_no_step_waits_on_the_host(ranks: Any) -> None:
-    """Once the first steps are over."""
-    found = ranks.run(rank_counts_waits, hosts=[[0, 1], [2]], environment=placing.environment("fake", "staged"))
+    after = bagua.communication.statistics()
+    assert after.steps == statistics.steps + STEPS and after.comm_seconds > statistics.comm_seconds
     # A lane gives memory back shortly after a result is there, so a step may have to make some once.
-    assert all(found_here[0] == 0 and found_here[1] < STEPS // 2 for found_here in found), found
-    assert [found_here[2:] for found_here in found] == [("", True)] * 3
+    assert counted[0] == 0 and counted[1] < STEPS // 2 and runtime.misuse() == "", counted
+    model.bagua_ddp.close()
 
 
-def raise_after_all_is_submitted(_: torch.Tensor) -> None:
+def test_no_step_waits_on_the_host(pools):
+    """Once the first steps are over."""
+    pools([0, 1], environment=placing.environment("fake", "staged")).run(rank_counts_waits)
+
+
+def raise_after_all_is_submitted(_):
     raise ArithmeticError
 
 
-def rank_closes_alone() -> tuple[bool, str]:
-    """Rank 1's pass ends by an exception, while rank 0 is elsewhere: whether both could train another model then."""
-    bagua.init_process_group()
-    runtime, model = fake_device.RUNTIME, new_model()
-    assert runtime is not None
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = model.with_bagua([optimizer])  # type: ignore[operator]
+def rank_closes_alone():
+    """Rank 1's pass ends by an exception, while rank 0 is elsewhere: both can train another model then."""
+    runtime, (model, optimizer) = fake_device.RUNTIME, wrapped()
     for step in range(3):
         train(model, optimizer, step)
     if bagua.get_rank() == 1:
         next(model.parameters()).register_post_accumulate_grad_hook(raise_after_all_is_submitted)
         with pytest.raises(ArithmeticError):
             train(model, optimizer, 3)
-        model.bagua_ddp.close(alone=True)  # type: ignore[operator, union-attr]
+        model.bagua_ddp.close(alone=True)
         runtime.synchronize()  # nothing in the stream waits for rank 0
     bagua.barrier()
     if bagua.get_rank() == 0:
-        model.bagua_ddp.close(alone=True)  # type: ignore[operator, union-attr]
-    another = new_model()
-    optimizer = torch.optim.SGD(another.parameters(), lr=0.1)
-    another = another.with_bagua([optimizer])  # type: ignore[operator]
+        model.bagua_ddp.close(alone=True)
+    another, optimizer = wrapped()
     for step in range(STEPS):
         train(another, optimizer, step)
     mine = torch.cat([parameter.detach().flatten() for parameter in another.parameters()])
     told = mine.clone()
     bagua.broadcast(told, src=0)
-    return torch.equal(mine, told), runtime.misuse()
+    another.bagua_ddp.close()
+    assert torch.equal(mine, told) and runtime.misuse() == ""
 
 
 @pytest.mark.parametrize("route", ["staged", "flat"])
-def test_a_rank_ends_the_exchange_alone(ranks: Any, route: str) -> None:
-    found = ranks.run(rank_closes_alone, 2, environment=placing.environment("fake", route))
-    assert found == [(True, "")] * 2
+def test_a_rank_ends_the_exchange_alone(pools, route):
+    pools([0, 1], environment=placing.environment("fake", route)).run(rank_closes_alone)
 
 
-def rank_averages_out_of_step() -> list[int]:
+def rank_averages_out_of_step():
     """Operations that were handed to the device: before all ranks have begun the average, and after that."""
-    bagua.init_process_group()
-    model = new_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = model.with_bagua([optimizer], AsyncModelAverageAlgorithm(sync_interval_ms=0))
+    model, optimizer = wrapped(AsyncModelAverageAlgorithm(sync_interval_ms=0))
     [device] = devices(current()).all()
     found = [device.counters()["ops"]]
     if bagua.get_rank() == 0:
@@ -253,65 +222,53 @@ def rank_averages_out_of_step() -> list[int]:
 
 
 @pytest.mark.parametrize("route", ["staged", "flat"])
-def test_averages_out_of_step_hold_no_device(ranks: Any, route: str) -> None:
+def test_averages_out_of_step_hold_no_device(pools, route):
     """A device that waits for ranks that have not begun would hold up calls that wait for the whole of it."""
-    for before, alone, after in ranks.run(
-        rank_averages_out_of_step, hosts=[[0, 1]], environment=placing.environment("fake", route)
-    ):
+    ranks = pools([0, 1], environment=placing.environment("fake", route))
+    for before, alone, after in ranks.run(rank_averages_out_of_step):
         assert before == alone < after
 
 
-def rank_is_killed(route: str) -> str:
+def rank_is_killed():
     bagua.init_process_group()
-    model = new_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = model.with_bagua([optimizer])  # type: ignore[operator]
-    try:
+    model, optimizer = wrapped()
+    with pytest.raises(CommunicationError, match="rank 3"):
         for step in range(10_000):
             if bagua.get_rank() == 3 and step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill_self()
             train(model, optimizer, step)
-    except CommunicationError as error:
-        return str(error)
-    return "trained on"
 
 
-@pytest.mark.parametrize("route", placing.ROUTES)
-def test_a_killed_rank_frees_the_others(ranks: Any, route: str) -> None:
+@pytest.mark.parametrize(
+    "route", ["hierarchical", *(pytest.param(route, marks=pytest.mark.full) for route in ("staged", "flat"))]
+)
+def test_a_killed_rank_frees_the_others(ranks, route):
     """They get the reason."""
-    ranks.start(rank_is_killed, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route), route=route)
-    ranks.wait(200.0)
-    for rank in ranks.started[:3]:
-        assert "rank 3" in rank.result(), rank.result()
-    assert ranks.started[3].process.returncode == -signal.SIGKILL
+    ranks.start(rank_is_killed, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))
+    ranks.left((3,))
 
 
-def rank_without_cuda() -> list[str]:
+def rank_without_cuda():
     bagua.init_process_group()
-    found = []
     for _ in range(2):
-        try:
-            new_model().with_bagua([])  # type: ignore[operator]
-        except BaguaError as error:
-            found.append(str(error))
-    return found
+        with pytest.raises(BaguaError, match=r"/nowhere/libcudart\.so"):
+            new_model().with_bagua([])
 
 
 @pytest.mark.skipif(
     not torch_distributed.connects_lazily(),
     reason="before torch 2.8 ranks vote on torch.distributed by a CPU tensor, which the fakes take for a device's",
 )
-def test_what_is_missing_is_told(ranks: Any) -> None:
+def test_what_is_missing_is_told(ranks):
     """By name, on every rank."""
     variables = placing.environment("fake") | {"FAKE_CUDA": placing.environment("fake")["BAGUA_DEVICE_CUDART"]}
     variables["BAGUA_DEVICE_CUDART"] = "/nowhere/libcudart.so"
-    for messages in ranks.run(rank_without_cuda, 2, environment=variables):
-        assert len(messages) == 2 and all("/nowhere/libcudart.so" in message for message in messages), messages
+    ranks.run(rank_without_cuda, 2, environment=variables)
 
 
-def test_one_device_for_all_parameters() -> None:
+def test_one_device_for_all_parameters():
     """Those of two are refused by name."""
     here, there = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=torch.device("cuda", 1))
-    _refuse_several_devices([("a", here), ("b", here)])  # type: ignore[list-item]
+    _refuse_several_devices([("a", here), ("b", here)])
     with pytest.raises(TypeError, match=r"a is on cpu and b on cuda:1.*one device"):
-        _refuse_several_devices([("a", here), ("b", there)])  # type: ignore[list-item]
+        _refuse_several_devices([("a", here), ("b", there)])

@@ -1,10 +1,5 @@
 """Collectives that gradients flow through: values, gradients and second gradients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from rig.ranks import placing
@@ -25,44 +20,43 @@ class Mine(torch.autograd.Function):
     get. Each is the gradient of the other."""
 
     @staticmethod
-    def forward(context: Any, everything: torch.Tensor) -> torch.Tensor:
+    def forward(context, everything):
         return everything[bagua.get_rank()].clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(context, gradient):
         return Everyones.apply(gradient)
 
 
 class Everyones(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, mine: torch.Tensor) -> torch.Tensor:
+    def forward(context, mine):
         result = mine.new_empty(bagua.get_world_size(), *mine.shape)
         bagua.allgather(mine, result)
         return result
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(context, gradient):
         return Mine.apply(gradient)
 
 
-def check(collective: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> None:
+def check(collective, *shape):
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(bagua.get_world_size(), *shape, dtype=torch.float64, generator=generator, requires_grad=True)
 
-    def whole(everything: torch.Tensor) -> torch.Tensor:
+    def whole(everything):
         return Everyones.apply(collective(Mine.apply(everything)))
 
     assert gradcheck(whole, (inputs,))
     assert gradgradcheck(whole, (inputs,), fast_mode=True)  # each evaluation is an exchange
 
 
-def padded(rows: torch.Tensor) -> torch.Tensor:
+def padded(rows):
     """The same shape on all ranks."""
     return torch.cat([rows, rows.new_zeros(6 - len(rows), *rows.shape[1:])])
 
 
-def rank_checks_gradients() -> None:
-    bagua.init_process_group()
+def rank_checks_gradients():
     me = bagua.get_rank()
     for op in (torch.distributed.ReduceOp.SUM, bagua.ReduceOp.AVG, bagua.ReduceOp.MIN, bagua.ReduceOp.MAX):
         check(lambda mine, op=op: all_reduce(mine, op), 2)
@@ -76,12 +70,11 @@ def rank_checks_gradients() -> None:
     check(lambda mine: padded(all_to_all(mine[: sum(gives)], gives, takes)), 4)
 
 
-def test_gradients(ranks: Any) -> None:
-    ranks.run(rank_checks_gradients, N)
+def test_gradients(pools):
+    pools([0, 1], [2]).run(rank_checks_gradients)
 
 
-def rank_computes() -> None:
-    bagua.init_process_group()
+def rank_computes():
     me = bagua.get_rank()
     mine = torch.arange(6.0).view(2, 3) + 10 * me
     assert all_gather(mine).tolist() == [row for rank in range(N) for row in (mine + 10 * (rank - me)).tolist()]
@@ -113,11 +106,11 @@ def rank_computes() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_values_and_mistakes(ranks: Any, device: str) -> None:
-    ranks.run(rank_computes, hosts=[[0, 1], [2]], environment=placing.environment(device, "staged"))
+def test_values_and_mistakes(pools, device):
+    pools([0, 1], [2], environment=placing.environment(device, "staged")).run(rank_computes)
 
 
-def rank_loses_one() -> None:
+def rank_loses_one():
     bagua.init_process_group()
     mine = torch.full((2,), 1.0 + bagua.get_rank(), requires_grad=True)
     summed, gathered = all_reduce(mine * 2), all_gather(mine * 3)
@@ -135,7 +128,5 @@ def rank_loses_one() -> None:
     assert all_gather(mine).tolist() == mine.tolist()
 
 
-def test_in_an_elastic_job(ranks: Any) -> None:
-    ranks.start(rank_loses_one, 3, elastic=True)
-    ranks.wait()
-    assert [one.process.returncode for one in ranks.started] == [-9, -9, 0], [one.output for one in ranks.started]
+def test_in_an_elastic_job(ranks):
+    ranks.survive(rank_loses_one, (0, 1), 3)

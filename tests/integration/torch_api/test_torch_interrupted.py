@@ -1,19 +1,14 @@
 """Interrupts (Ctrl-C, or a signal handler that raises) in the middle of operations: the program goes on, and so do the
 other ranks, which get what they would have got."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from rig.files import await_file
-from rig.ranks.engine_hosts import Ranks
 
 import bagua.torch_api as bagua
 from bagua.base.errors import CommunicationError
@@ -23,7 +18,7 @@ from bagua.torch_api.job.session import current
 TIMES = 6  # more than a rank has room for, if each of them leaves 256 operations behind
 
 
-def interrupt(call: Callable[[], object], after_s: float) -> bool:
+def interrupt(call, after_s):
     """Whether a SIGINT that comes then ends the call."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have jobs in the background ignore it
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
@@ -35,17 +30,17 @@ def interrupt(call: Callable[[], object], after_s: float) -> bool:
     return False
 
 
-def rank_adds_up(folder: str, elements: int, after_s: float, shared: bool, times: int) -> list[Any]:
+def rank_adds_up(folder, elements, shared, times):
     """Rank 0 is interrupted, and comes to the barrier; rank 1 calls the operation afterwards."""
     bagua.init_process_group()
-    found: list[Any] = []
+    found = []
     for number in range(times):
         file = Path(folder, f"interrupted-{number}")
         tensor = bagua.empty(elements) if shared else torch.empty(elements)
         tensor.fill_(1.0)
         bagua.barrier()
         if bagua.get_rank() == 0:
-            found.append(interrupt(lambda given=tensor: bagua.allreduce_inplace(given), after_s))  # type: ignore[misc]
+            found.append(interrupt(lambda given=tensor: bagua.allreduce_inplace(given), 0.1))
             del tensor
             file.touch()
         else:
@@ -57,30 +52,25 @@ def rank_adds_up(folder: str, elements: int, after_s: float, shared: bool, times
 
 
 @pytest.mark.parametrize(
-    ("elements", "after_s", "shared", "times"),
+    ("elements", "shared", "times"),
     [
-        pytest.param(16, 0.1, False, 1, id="small"),
-        pytest.param(1 << 20, 0.1, False, 1, id="in pieces, through a stage"),
-        pytest.param(1 << 20, 1.0, False, 1, id="in pieces, which the daemon has seen", marks=pytest.mark.full),
-        pytest.param(32 << 20, 0.1, True, 1, id="in shared memory"),
-        pytest.param(32 << 20, 0.1, True, TIMES, id="in shared memory, again and again", marks=pytest.mark.full),
+        pytest.param(16, False, 1, id="small"),
+        pytest.param(1 << 20, False, 1, id="in pieces, through a stage"),
+        pytest.param(32 << 20, True, 1, id="in shared memory"),
+        pytest.param(32 << 20, True, TIMES, id="in shared memory, again and again", marks=pytest.mark.full),
     ],
 )
-def test_the_other_rank_gets_its_sum(
-    ranks: Ranks, tmp_path: Path, elements: int, after_s: float, shared: bool, times: int
-) -> None:
-    arguments = {"folder": str(tmp_path), "elements": elements, "after_s": after_s, "shared": shared, "times": times}
-    ranks.start(rank_adds_up, nprocs=2, **arguments)
-    ranks.wait(90.0)
-    assert [one.result() for one in ranks.started] == [[True] * times, [[2.0]] * times]
+def test_the_other_rank_gets_its_sum(ranks, tmp_path, elements, shared, times):
+    found = ranks.run(rank_adds_up, 2, folder=str(tmp_path), elements=elements, shared=shared, times=times)
+    assert found == [[True] * times, [[2.0]] * times]
 
 
-def rank_exchanges(folder: str) -> list[float]:
+def rank_exchanges(folder):
     """Rank 0 is interrupted while it waits in the second exchange, and makes a third one."""
     bagua.init_process_group()
     rank, count = bagua.get_rank(), 1000
 
-    def exchange(value: int) -> float:
+    def exchange(value):
         given, taken = torch.full((2 * count,), float(value + rank)), torch.zeros(2 * count)
         bagua.alltoall_v(given, [count, count], [0, count], taken, [count, count], [0, count])
         return float(taken[count * (1 - rank)])
@@ -101,32 +91,29 @@ def rank_exchanges(folder: str) -> list[float]:
     return found
 
 
-def test_memory_of_an_interrupted_exchange_is_not_used_again(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(rank_exchanges, nprocs=2, folder=str(tmp_path))
-    ranks.wait(60.0)
-    assert [one.result() for one in ranks.started] == [[11.0, 201.0], [10.0, 100.0, 200.0]]
+def test_memory_of_an_interrupted_exchange_is_not_used_again(ranks, tmp_path):
+    assert ranks.run(rank_exchanges, 2, folder=str(tmp_path)) == [[11.0, 201.0], [10.0, 100.0, 200.0]]
 
 
-def rank_has_many_blocks(blocks: int) -> list[float]:
-    bagua.init_process_group()
-    rank = bagua.get_rank()
-    comm = bagua.communication.new_group([0, 1]).get_global_communicator()
-    rows = RowExchange(current(), comm, torch.zeros(1), 4)
-    out, into = rows.rows(blocks), rows.rows(blocks)
-    out.tensor.copy_(torch.arange(blocks)[:, None].expand(blocks, 4) + 1000.0 * rank)
-    spans = [[(number, 1) for number in range(blocks)] if peer != rank else [] for peer in range(2)]
-    rows.run(out, spans, into, spans)
-    return into.tensor[:, 0].tolist()
+BLOCKS = 300
 
 
-def test_more_blocks_than_may_be_under_way(ranks: Ranks) -> None:
+def rank_has_many_blocks():
     """As of a mixture of experts with as many experts on each rank: both ranks are at the limit at the same time."""
-    ranks.start(rank_has_many_blocks, hosts=[[0], [1]], blocks=300)
-    ranks.wait(60.0)
-    assert [one.result() for one in ranks.started] == [[1000.0 + number for number in range(300)], list(range(300))]
+    rank = bagua.get_rank()
+    rows = RowExchange(current(), bagua.communication.new_group([0, 1]).get_global_communicator(), torch.zeros(1), 4)
+    out, into = rows.rows(BLOCKS), rows.rows(BLOCKS)
+    out.tensor.copy_(torch.arange(BLOCKS)[:, None].expand(BLOCKS, 4) + 1000.0 * rank)
+    spans = [[(number, 1) for number in range(BLOCKS)] if peer != rank else [] for peer in range(2)]
+    rows.run(out, spans, into, spans)
+    assert into.tensor[:, 0].tolist() == [1000.0 * (1 - rank) + number for number in range(BLOCKS)]
 
 
-def rank_with_handler(folder: str) -> str:
+def test_more_blocks_than_may_be_under_way(pools):
+    pools([0], [1]).run(rank_has_many_blocks)
+
+
+def rank_with_handler(folder):
     """A handler calls a small all-reduce while its thread is in another one."""
     bagua.init_process_group()
     bagua.barrier()
@@ -136,7 +123,7 @@ def rank_with_handler(folder: str) -> str:
         bagua.allreduce_inplace(torch.ones(1))
         return told
 
-    def on_alarm(*_: object) -> None:
+    def on_alarm(*_):
         nonlocal told
         try:
             bagua.allreduce_inplace(torch.ones(1))
@@ -152,8 +139,7 @@ def rank_with_handler(folder: str) -> str:
     return told
 
 
-def test_a_handler_that_communicates_is_told(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_handler_that_communicates_is_told(ranks, tmp_path):
     """It would wait for its own thread. Where the alarm came too early or too late, it was an operation of its own."""
-    ranks.start(rank_with_handler, nprocs=2, folder=str(tmp_path))
-    ranks.wait(60.0)
-    assert "a signal handler called an all-reduce while its thread is in another one" in ranks.started[0].result()
+    told, _ = ranks.run(rank_with_handler, 2, folder=str(tmp_path))
+    assert "a signal handler called an all-reduce while its thread is in another one" in told

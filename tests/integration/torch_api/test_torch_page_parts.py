@@ -1,10 +1,6 @@
 """Parts of programs on pages, on forked ranks: each block runs to its end (``rig/docs/page_parts.py``)."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rig.docs import page_parts, pages
@@ -18,27 +14,27 @@ ELSEWHERE = ("docs/frameworks.md", "docs/moving/bagua.md")
 """``integration/frameworks/test_lightning.py`` runs these."""
 
 
-def rank_parts(folder: str) -> dict[str, int]:
+def rank_parts(folder):
     os.chdir(folder)
     bagua.init_process_group()
     return {page: page_parts.run_page(page, world) for page, world in page_parts.WORLDS.items()}
 
 
-def rank_part_alone(page: str) -> int:
+def rank_part_alone(page):
     return page_parts.run_page(page, page_parts.ALONE[page])
 
 
-def test_parts_run(ranks: Any, tmp_path: Path) -> None:
+def test_parts_run(ranks, tmp_path):
     found = ranks.run(rank_parts, RANKS, folder=str(tmp_path))
     assert all(found[0].values()), "a page without parts needs no names"
     assert all((tmp_path / f"profile-{rank}.json").exists() for rank in range(RANKS))
 
 
 @pytest.mark.parametrize("page", page_parts.ALONE)
-def test_a_part_that_brings_up_torch_distributed_runs(ranks: Any, page: str) -> None:
+def test_a_part_that_brings_up_torch_distributed_runs(ranks, page):
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     assert ranks.run(rank_part_alone, 2, environment=environment, page=page) == [1, 1]
 
 
-def test_pages_with_parts_are_known() -> None:
+def test_pages_with_parts_are_known():
     assert {*page_parts.WORLDS, *page_parts.ALONE, *ELSEWHERE} == {*pages.PARTS}

@@ -1,11 +1,9 @@
 """Step profiles recorded on real ranks, and predicted bytes beside those that engines count."""
 
-from __future__ import annotations
-
 import itertools
 import logging
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,20 +24,20 @@ from bagua.tuning.profile import Gradient, StepProfile
 WIDTH = 256
 
 
-def wrapped(algorithm: Algorithm | None = None, width: int = WIDTH) -> tuple[Any, torch.optim.Optimizer]:
+def wrapped(algorithm=None, width=WIDTH):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    return model.with_bagua([optimizer], algorithm), optimizer  # type: ignore[operator]
+    return model.with_bagua([optimizer], algorithm), optimizer
 
 
-def train(model: Any, optimizer: torch.optim.Optimizer) -> None:
+def train(model, optimizer):
     optimizer.zero_grad()
     model(torch.ones(4, WIDTH)).square().mean().backward()
     optimizer.step()
 
 
-def rank_is_recorded() -> None:
+def rank_is_recorded():
     bagua.init_process_group()
     model, optimizer = wrapped(Algorithm.init("local_sgd"))
     other, _ = wrapped()
@@ -54,9 +52,7 @@ def rank_is_recorded() -> None:
         assert_profile(model)
 
 
-def assert_profile(model: Any) -> None:
-    import os
-
+def assert_profile(model):
     found = StepProfile.load(Path(os.environ[FILE]))
     assert (found.steps, found.hosts, found.ranks_per_host, found.threads) == (4, 1, 2, 1)
     assert {one.name: one.numel for one in found.parameters} == {n: p.numel() for n, p in model.named_parameters()}
@@ -71,48 +67,36 @@ def assert_profile(model: Any) -> None:
     assert [sorted(cut) for cut in default_cuts(found)] == [sorted(cut) for cut in names]
 
 
-def test_a_profile(ranks: Any, tmp_path: Path) -> None:
+def test_a_profile(ranks, tmp_path):
     environment = {FILE: str(tmp_path / "profile.json"), STEPS: "4", END: "1"}
     ranks.run(rank_is_recorded, 2, environment=environment)
 
 
-def rank_goes_on(steps: int) -> None:
+def rank_is_alone(steps):
+    """Settings that can't be; a program that goes on behind its profile, or is too short for one."""
     bagua.init_process_group()
-    model, optimizer = wrapped()
-    for _ in range(steps):
-        train(model, optimizer)
-
-
-def test_without_an_end_the_program_goes_on(ranks: Any, tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    ranks.run(rank_goes_on, 1, environment={FILE: str(file), STEPS: "2"}, steps=WARM_UP + 5)
-    assert StepProfile.load(file).steps == 2
-
-
-def rank_is_short() -> None:
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    heard, handler = [], logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
     logging.getLogger("bagua").addHandler(handler)
-    rank_goes_on(3)
+    if os.environ.get(STEPS) == "0":
+        with pytest.raises(ConfigError, match=f"{STEPS} is 0"):
+            wrapped()
+        return
+    made = wrapped()
+    for _ in range(steps):
+        train(*made)
     bagua.destroy_process_group()
-    assert any(f"ended after 3 training steps, and {WARM_UP + 20} are needed" in line for line in heard), heard
+    short = f"ended after {steps} training steps, and {WARM_UP + 20} are needed"
+    assert any(short in line for line in heard) == (STEPS not in os.environ), heard
 
 
-def rank_can_not_be_recorded() -> None:
-    bagua.init_process_group()
-    with pytest.raises(ConfigError, match=f"{STEPS} is 0"):
-        wrapped()
-
-
-def test_what_can_not_be_recorded(ranks: Any, tmp_path: Path) -> None:
+def test_without_an_end_the_program_goes_on(ranks, tmp_path):
     file = tmp_path / "profile.json"
-    ranks.run(rank_is_short, 1, environment={FILE: str(file)})
-    assert not file.exists()
-
-
-def test_settings_that_can_not_be(ranks: Any, tmp_path: Path) -> None:
-    ranks.run(rank_can_not_be_recorded, 1, environment={FILE: str(tmp_path / "profile.json"), STEPS: "0"})
+    for variables, steps in (({}, 3), ({STEPS: "0"}, 0), ({STEPS: "2"}, WARM_UP + 5)):
+        assert not file.exists()
+        ranks.run(rank_is_alone, 1, environment={FILE: str(file), **variables}, steps=steps)
+        ranks.close()
+    assert StepProfile.load(file).steps == 2
 
 
 TEXTS = (
@@ -123,8 +107,7 @@ TEXTS = (
 PERIOD = 4
 
 
-def rank_counts_bytes(texts: list[str]) -> None:
-    bagua.init_process_group()
+def rank_counts_bytes(texts):
     hosts = bagua.get_world_size()  # one rank each
     for text in texts:
         name, arguments = algorithm_choice.parse(text)
@@ -148,18 +131,7 @@ def rank_counts_bytes(texts: list[str]) -> None:
         model.bagua_ddp.close()
 
 
-def test_predicted_bytes_are_those_that_engines_send(ranks: Any) -> None:
-    ranks.run(rank_counts_bytes, hosts=[[0], [1]], texts=list(TEXTS))
-
-
-@pytest.mark.full  # four processes; the simulation of docs/study.md rests on it
-@pytest.mark.parametrize("hosts", [3, 4])
-def test_predicted_bytes_of_more_hosts(ranks: Any, hosts: int) -> None:
-    texts = [
-        "gradient_allreduce",
-        "gradient_allreduce:codec=fp16",
-        "bytegrad",
-        "power_sgd",
-        "low_precision_decentralized",
-    ]
-    ranks.run(rank_counts_bytes, hosts=[[host] for host in range(hosts)], texts=texts)
+@pytest.mark.parametrize("hosts", [2, *(pytest.param(number, marks=pytest.mark.full) for number in (3, 4))])
+def test_predicted_bytes_are_those_that_engines_send(pools, hosts):
+    """The simulation of docs/study.md rests on those of more hosts."""
+    pools(*([host] for host in range(hosts))).run(rank_counts_bytes, texts=list(TEXTS if hosts == 2 else TEXTS[:5]))

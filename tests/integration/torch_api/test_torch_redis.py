@@ -1,16 +1,12 @@
 """The cache of samples over Redis: a real redis-server on loopback, with a password, one of them and several."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import multiprocessing
 import os
 import select
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +14,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rig.docs import pages
-from rig.ranks.engine_hosts import Ranks
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
 from bagua.torch_api.cache import loader as loader_module
-from bagua.torch_api.cache.redis_server import RedisServer
 from bagua.torch_api.cache.redis_store import _wait_for
 from bagua.torch_api.contrib import CachedDataset, CacheLoader
 from bagua.torch_api.contrib.utils.redis_store import RedisStore, create_redis_client, start_redis_server_cli
@@ -36,18 +30,18 @@ SECRET = b"k" * 32
 CAPACITY = 64 << 20
 
 
-def host_of(server: RedisServer) -> dict[str, Any]:
+def host_of(server):
     return {"host": "127.0.0.1", "port": server.port, "password": server.password}
 
 
-def start() -> RedisServer:
+def start():
     server = start_redis_server_cli(find_free_network_port(), CAPACITY)
     _wait_for(server)
     return server
 
 
 @pytest.fixture
-def servers() -> Iterator[list[RedisServer]]:
+def servers():
     made = [start() for _ in range(3)]
     yield made
     for server in made:
@@ -55,7 +49,7 @@ def servers() -> Iterator[list[RedisServer]]:
 
 
 @needs_server
-def test_one_server_and_several(servers: list[RedisServer]) -> None:
+def test_one_server_and_several(servers):
     values = {f"key {number}": bytes([number]) * 100 for number in range(60)}
     for count in (1, 3):
         store = RedisStore([host_of(server) for server in servers[:count]])
@@ -72,7 +66,7 @@ def test_one_server_and_several(servers: list[RedisServer]) -> None:
 
 
 @needs_server
-def test_the_server_is_closed_to_others(servers: list[RedisServer]) -> None:
+def test_the_server_is_closed_to_others(servers):
     found = host_of(servers[0])
     with pytest.raises(redis.AuthenticationError):
         create_redis_client(found["host"], found["port"]).ping()
@@ -87,7 +81,7 @@ def test_the_server_is_closed_to_others(servers: list[RedisServer]) -> None:
     assert servers[0].password not in command_line
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(folder):
     """(certificate of 127.0.0.1 that signs itself, its key)."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "redis")])
@@ -105,7 +99,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @needs_server
-def test_tls(tmp_path: Path) -> None:
+def test_tls(tmp_path):
     made, key = certificate(tmp_path)
     port = find_free_network_port()
     lines = [f"--tls-port {port}", f"--tls-cert-file {made}", f"--tls-key-file {key}", "--tls-auth-clients no"]
@@ -130,7 +124,7 @@ def test_tls(tmp_path: Path) -> None:
         server.stop()
 
 
-def start_and_wait(connection: Any) -> None:
+def start_and_wait(connection):
     server = start()
     client = create_redis_client(**host_of(server))
     connection.send((client.info()["process_id"], server.log.parent))
@@ -138,7 +132,7 @@ def start_and_wait(connection: Any) -> None:
 
 
 @needs_server
-def test_a_server_ends_with_its_rank() -> None:
+def test_a_server_ends_with_its_rank():
     """Killed, so that it can't say so. The folder with the password goes, too."""
     ours, theirs = multiprocessing.Pipe()
     rank = multiprocessing.get_context("fork").Process(target=start_and_wait, args=(theirs,))
@@ -158,13 +152,13 @@ def test_a_server_ends_with_its_rank() -> None:
 
 @needs_server
 @pytest.mark.parametrize("gone", ["one of three", "all"])
-def test_a_server_that_goes_away(servers: list[RedisServer], gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_goes_away(servers, gone, monkeypatch):
     """Values are loaded without it, with a count."""
     monkeypatch.setattr(loader_module, "PAUSE_S", 0.0)
     cache = CacheLoader("redis", "d", hosts=[host_of(server) for server in servers], secret=SECRET)
     loaded = []
 
-    def load(key: int) -> int:
+    def load(key):
         loaded.append(key)
         return key * key
 
@@ -180,7 +174,7 @@ def test_a_server_that_goes_away(servers: list[RedisServer], gone: str, monkeypa
 
 
 @needs_server
-def test_entries_of_others_are_loaded_again(servers: list[RedisServer]) -> None:
+def test_entries_of_others_are_loaded_again(servers):
     store = RedisStore([host_of(servers[0])])
     cached = CachedDataset([10, 11], store, writer_buffer_size=1, secret=SECRET)
     assert [cached[0], cached[1]] == [10, 11]
@@ -191,7 +185,7 @@ def test_entries_of_others_are_loaded_again(servers: list[RedisServer]) -> None:
     assert cached.cache_loader.statistics().damaged == 2
 
 
-def rank_cache() -> tuple[list[float], list[int], bool]:
+def rank_cache():
     """Makes a cache without hosts: rank 0 starts a server for all."""
     bagua.init_process_group()
     rank = bagua.get_rank()
@@ -206,12 +200,12 @@ def rank_cache() -> tuple[list[float], list[int], bool]:
 
 
 @needs_server
-def test_ranks_of_one_host_start_a_server(ranks: Ranks) -> None:
+def test_ranks_of_one_host_start_a_server(ranks):
     for values, counts, bootstrap in ranks.run(rank_cache, 2):
         assert values == [float(key) for key in range(20)] and counts == [20, 10, 0] and bootstrap
 
 
-def rank_on_two_hosts() -> str:
+def rank_on_two_hosts():
     bagua.init_process_group()
     with pytest.raises(ConfigError) as error:
         RedisStore()
@@ -219,7 +213,7 @@ def rank_on_two_hosts() -> str:
     return str(error.value)
 
 
-def test_several_hosts_start_none(ranks: Ranks) -> None:
+def test_several_hosts_start_none(ranks):
     assert all("with TLS and a password" in words for words in ranks.run(rank_on_two_hosts, hosts=[[0], [1]]))
 
 
@@ -232,7 +226,7 @@ def test_several_hosts_start_none(ranks: Ranks) -> None:
         ([{"host": "10.0.0.7", "port": 6379, "password": "p"}], "the connection would be plain"),
     ],
 )
-def test_bad_hosts(hosts: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_hosts(hosts, words, monkeypatch):
     monkeypatch.delenv("BAGUA_REDIS_PASSWORD", raising=False)
     with pytest.raises(ConfigError, match=words):
         RedisStore(hosts)
@@ -240,7 +234,7 @@ def test_bad_hosts(hosts: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert RedisStore([{"host": "localhost", "port": 1}]).status() is False
 
 
-def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_programs_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="redis-server is not installed here"):
         RedisStore()

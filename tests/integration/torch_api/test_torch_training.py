@@ -1,47 +1,42 @@
-"""Training of wrapped models equals training of one process on all ranks' batches.
+"""Training of wrapped models equals training of one process on all ranks' batches (training_scenarios/), and programs
+written for the original run unchanged: users' algorithms, tensor and bucket methods, DistributedDataParallel
+(compat_scenarios/)."""
 
-All scenarios (training_scenarios/) run on the same ranks, one after the other.
-"""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-from typing import Any
-
+import compat_scenarios
 import pytest
-from rig.ranks.scenarios import check_passed, outputs_of, run_scenarios
+import training_scenarios
 
-sys.path.insert(0, str(Path(__file__).parent))
+from bagua.torch_api.train.model import DistributedModel
 
-from training_scenarios import SCENARIOS
-
-
-def rank_train(names: list[str]) -> None:
-    run_scenarios(SCENARIOS, names)
-
-
-LAYOUTS = {
-    "2 ranks, small buckets": ([[0, 1]], "3000"),
-    "4 ranks, one bucket": ([[0, 1, 2, 3]], None),
-    "2 hosts, small buckets": ([[0], [1, 2]], "3000"),
-    "1 rank": ([[0]], "3000"),
-}
+SCENARIOS = training_scenarios.SCENARIOS | compat_scenarios.SCENARIOS
+# Hosts of the ranks, bytes of a bucket; the contract suite has 4 ranks on one host with large buckets, too.
+TRAINING = (([[0], [1, 2]], "3000"), ([[0, 1]], "3000"), ([[0, 1, 2, 3]], ""), ([[0]], "3000"))
+COMPAT = (([[0, 1], [2, 3]], "300"), ([[0, 1, 2]], ""), ([[0]], "300"))
 
 
-# The contract suite has 4 ranks on one host with large buckets, too; two hosts have small buckets inside and between.
-FULL = {"1 rank", "2 ranks, small buckets", "4 ranks, one bucket"}
+def rank_runs(name, bucket_bytes):
+    made, init = [], DistributedModel.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DistributedModel, "__init__", lambda self, *_, **__: (init(self, *_, **__), made.append(self))[0])
+        if bucket_bytes:
+            patch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", bucket_bytes)
+        SCENARIOS[name]()
+    for model in made:
+        model.close()  # until then daemons keep connections for it
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in LAYOUTS]
+def cases(layouts, names):
+    """The first of the layouts; the others with --full."""
+    return [
+        pytest.param(*layout, name, marks=pytest.mark.full if number else (), id=f"{layout[0]}-{name}")
+        for number, layout in enumerate(layouts)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "bucket_bytes", "name"),
+    cases(TRAINING, training_scenarios.SCENARIOS) + cases(COMPAT, compat_scenarios.SCENARIOS),
 )
-def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
-    """The output of every rank."""
-    folder = tmp_path_factory.mktemp("ranks")
-    return outputs_of(make_ranks, folder, LAYOUTS[request.param], rank_train, list(SCENARIOS), deadline_s=500.0)
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_training(outputs: list[str], name: str) -> None:
-    check_passed(outputs, name)
+def test_scenario(pools, hosts, bucket_bytes, name):
+    pools(*hosts).run(rank_runs, name=name, bucket_bytes=bucket_bytes)

@@ -287,6 +287,21 @@ class Ranks:
             pytest.fail("\n".join(f"rank {one.rank}: {one.process.returncode}\n{one.output}" for one in failed))
         return [rank.result() for rank in self.started]
 
+    def survive(
+        self, function: Callable[..., Any], lost: Sequence[int], nprocs: int | None = None, **options: Any
+    ) -> list[Any]:
+        """Starts an elastic job whose members ``lost`` are killed; returns what the others' functions returned."""
+        self.start(function, nprocs, elastic=True, **options)
+        return self.left(lost)
+
+    def left(self, lost: Sequence[int] = (), code: int = -9) -> list[Any]:
+        """Waits for the end of all, of ``lost`` with this code; returns what the others' functions returned."""
+        self.wait()
+        outputs = "\n".join(f"rank {one.rank}: {one.process.returncode}\n{one.output}" for one in self.started)
+        for one in self.started:
+            assert one.process.returncode == (code if one.rank in lost else 0), outputs
+        return [one.result() for one in self.started if one.rank not in lost]
+
     def close(self) -> None:
         for rank in self.started:
             if rank.process.poll() is None:

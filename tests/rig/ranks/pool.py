@@ -68,12 +68,15 @@ def last_words(error: str) -> str:
 class Pool:
     """Ranks of one layout, started with the first function.
 
-    ``hosts``: ranks of every host. ``elastic``: ranks of an elastic job.
+    ``hosts``: ranks of every host. ``elastic``: ranks of an elastic job. ``environment``: variables of the ranks.
     """
 
-    def __init__(self, hosts: Sequence[Sequence[int]], elastic: bool = False) -> None:
+    def __init__(
+        self, hosts: Sequence[Sequence[int]], elastic: bool = False, environment: dict[str, str] | None = None
+    ) -> None:
         self._hosts = [list(ranks) for ranks in hosts]
         self._elastic = elastic
+        self._environment = environment
         self._seats: list[Seat] = []
         self._ranks: Ranks | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -115,7 +118,11 @@ class Pool:
             listener.bind(str(folder / "pool.sock"))
             listener.listen()
             started = self._ranks.start(
-                rank_serve, hosts=self._hosts, elastic=self._elastic, address=str(folder / "pool.sock")
+                rank_serve,
+                hosts=self._hosts,
+                elastic=self._elastic,
+                environment=self._environment,
+                address=str(folder / "pool.sock"),
             )
             by_rank = {}
             while len(by_rank) < len(started):
@@ -166,11 +173,11 @@ class Pools:
     def __init__(self) -> None:
         self._made: dict[str, Pool] = {}
 
-    def __call__(self, *hosts: Sequence[int], elastic: bool = False) -> Pool:
+    def __call__(self, *hosts: Sequence[int], elastic: bool = False, environment: dict[str, str] | None = None) -> Pool:
         """Ranks of every host, as ``pools([0, 1])`` and ``pools([0], [1])``."""
-        key = f"{[list(one) for one in hosts]} {elastic}"
+        key = f"{[list(one) for one in hosts]} {elastic} {environment}"
         if key not in self._made:
-            self._made[key] = Pool(hosts, elastic)
+            self._made[key] = Pool(hosts, elastic, environment)
         return self._made[key]
 
     def close(self) -> None:

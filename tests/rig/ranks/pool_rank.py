@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import bagua.torch_api as bagua
+from rig.ranks.helpers import find_helpers
 
 
 def rank_serve(address: str) -> None:
@@ -61,6 +62,7 @@ def run(file: str, function: str, arguments: dict[str, Any], files: dict[str, Mo
 
 def load(file: str) -> ModuleType:
     """The module of a test's file."""
+    find_helpers(file)
     specification = importlib.util.spec_from_file_location(f"of_pool_{Path(file).stem}", file)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)

@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 
 from rig.ranks import placing
+from rig.ranks.helpers import find_helpers
 
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.4 warns of calls that it makes itself
@@ -29,6 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR2)  # asked by ``Ranks.wait`` where a rank hangs
     placing.prepare()
+    find_helpers(file)
     specification = importlib.util.spec_from_file_location("programs", file)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)

@@ -1,6 +1,4 @@
-"""Scenarios in the style of programs written for the original, run on ranks by test_torch_compat.py."""
+"""Scenarios in the style of programs written for the original, run on ranks by test_torch_training.py."""
 
-from compat_scenarios import background, decentralized, effective_tensors, python_operations, tensors, wrapper
-from compat_scenarios.support import SCENARIOS
-
-__all__ = ["SCENARIOS", "background", "decentralized", "effective_tensors", "python_operations", "tensors", "wrapper"]
+from compat_scenarios import decentralized, operations, tensors, wrapper  # noqa: F401 - they add their scenarios
+from compat_scenarios.support import SCENARIOS  # noqa: F401

@@ -1,44 +1,32 @@
 """Decentralised operations on buckets, as algorithms of the original append them; equal to one process."""
 
-from __future__ import annotations
-
-from typing import Any
-
+import pytest
 import torch
 
 import bagua.torch_api as bagua
-from bagua.torch_api.algorithms import AlgorithmImpl
-from bagua.torch_api.bucket import BaguaBucket
-from bagua.torch_api.tensor import BaguaTensor
-from compat_scenarios.own_algorithm import RATE, Reified, start
 from compat_scenarios.support import (
+    OfWeights,
+    Reified,
     check_equal,
     gradients,
-    loss,
     mean,
+    put,
     replicas,
     scenario,
+    start,
+    stepped,
+    train,
+    weights,
 )
 
 
-class DecentralizedImpl(AlgorithmImpl):
-    def __init__(self, process_group: Any, mode: str, hierarchical: bool) -> None:
+class DecentralizedImpl(OfWeights):
+    def __init__(self, process_group, mode, hierarchical):
         super().__init__(process_group)
         self.mode = mode
         self.hierarchical = hierarchical
 
-    def init_tensors(self, bagua_ddp: Any) -> list[BaguaTensor]:
-        self.tensors = [
-            parameter.ensure_bagua_tensor(name, bagua_ddp.bagua_module_name)
-            for name, parameter in reversed(bagua_ddp.bagua_build_params())
-        ]
-        return self.tensors
-
-    def tensors_to_buckets(self, tensors: list[list[BaguaTensor]], do_flatten: bool) -> list[BaguaBucket]:
-        everything = [tensor for bucket in tensors for tensor in bucket]
-        return [BaguaBucket(everything, flatten=do_flatten, name="0")]
-
-    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp, bucket):
         bucket._peer_weight = bucket.flattened_tensor().ensure_bagua_tensor("peer_weight")
         bucket.clear_ops()
         bucket._operation = bucket.append_decentralized_synchronous_op(
@@ -48,18 +36,15 @@ class DecentralizedImpl(AlgorithmImpl):
             group=self.process_group,
         )
 
-    def init_forward_pre_hook(self, bagua_ddp: Any) -> Any:
-        def hook(input: Any) -> None:
+    def init_forward_pre_hook(self, bagua_ddp):
+        def hook(input):
             for tensor in self.tensors:
                 tensor.bagua_mark_communication_ready()
 
         return hook
 
-    def init_backward_hook(self, bagua_ddp: Any) -> Any:
-        return lambda parameter_name, parameter: None
-
-    def init_post_backward_hook(self, bagua_ddp: Any) -> Any:
-        def hook() -> None:
+    def init_post_backward_hook(self, bagua_ddp):
+        def hook():
             bagua_ddp._bagua_backend.wait_pending_comm_ops()
             for bucket in bagua_ddp.bagua_buckets:
                 bucket._operation.copy_back_peer_weight(bucket.backend_bucket)
@@ -67,25 +52,23 @@ class DecentralizedImpl(AlgorithmImpl):
         return hook
 
 
-def partner(position: int, count: int, step: int) -> int:
+def partner(position, count, step):
     half = count // 2
     return (step + position) % half + half if position < half else (position - half - step) % half
 
 
-def units(hierarchical: bool) -> list[list[int]]:
+def units(hierarchical):
     """Ranks that act as one: those of a host, or each by itself."""
     if hierarchical:
         return [list(host) for host in bagua.communication._get_default_group().hosts]
     return [[rank] for rank in range(bagua.get_world_size())]
 
 
-def unit_of(rank: int, among: list[list[int]]) -> int:
+def unit_of(rank, among):
     return next(index for index, ranks in enumerate(among) if rank in ranks)
 
 
-def averaged(
-    values: list[list[torch.Tensor]], mode: str, step: int, among: list[list[int]]
-) -> list[list[torch.Tensor]]:
+def averaged(values, mode, step, among):
     n = len(among)
     if mode == "all":
         return [mean(values)] * len(values)
@@ -98,10 +81,8 @@ def averaged(
 
 
 @scenario
-def decentralised_with_copy_back() -> None:
-    rank = bagua.get_rank()
+def decentralised_with_copy_back():
     for mode, flat, hierarchical in (
-        ("all", True, False),
         ("all", False, False),
         ("all", True, True),
         ("shift_one", True, False),
@@ -109,47 +90,33 @@ def decentralised_with_copy_back() -> None:
     ):
         among = units(hierarchical)
         if mode == "shift_one" and len(among) % 2 and len(among) > 1:
-            try:
+            with pytest.raises(ValueError, match=r"odd|even"):
                 start(Reified(DecentralizedImpl, mode, hierarchical))
-            except ValueError as error:
-                assert "odd" in str(error) or "even" in str(error)
-                continue
-            raise AssertionError("an odd number was paired")
+            continue
         model, optimizer = start(Reified(DecentralizedImpl, mode, hierarchical), do_flatten=flat)
         simulated = replicas()
         for step in range(5):
-            before = [[parameter.detach().clone() for parameter in one.parameters()] for one in simulated]
-            slopes = gradients(simulated, step)
-            for one, weights, slope in zip(simulated, averaged(before, mode, step, among), slopes, strict=True):
-                with torch.no_grad():
-                    for parameter, weight, gradient in zip(one.parameters(), weights, slope, strict=True):
-                        parameter.copy_(weight - RATE * gradient)
-            optimizer.zero_grad()
-            loss(model, rank, step).backward()
-            optimizer.step()
-            check_equal(model, simulated[rank])
+            before, slopes = weights(simulated), gradients(simulated, step)
+            put(simulated, stepped(averaged(before, mode, step, among), slopes))
+            train(model, optimizer, step)
+            check_equal(model, simulated[bagua.get_rank()])
         (bucket,) = model.bagua_buckets
         assert bucket._peer_weight.numel() == sum(parameter.numel() for parameter in model.parameters())
 
 
-class RingImpl(AlgorithmImpl):
+class RingImpl(OfWeights):
     """Low precision in a ring, with the default bucketing."""
 
-    def __init__(self, process_group: Any, hierarchical: bool, compression: str | None) -> None:
+    one_bucket = False
+
+    def __init__(self, process_group, hierarchical, compression):
         super().__init__(process_group)
         self.hierarchical = hierarchical
         self.compression = compression
 
-    def init_tensors(self, bagua_ddp: Any) -> list[BaguaTensor]:
-        return [
-            parameter.ensure_bagua_tensor(name, bagua_ddp.bagua_module_name)
-            for name, parameter in reversed(bagua_ddp.bagua_build_params())
-        ]
-
-    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
-        bucket._weight = bucket.flattened_tensor().to_bagua_tensor("weight")
-        bucket._left_peer_weight = bucket.flattened_tensor().to_bagua_tensor("left_peer_weight")
-        bucket._right_peer_weight = bucket.flattened_tensor().to_bagua_tensor("right_peer_weight")
+    def init_operations(self, bagua_ddp, bucket):
+        for name in ("weight", "left_peer_weight", "right_peer_weight"):
+            setattr(bucket, f"_{name}", bucket.flattened_tensor().to_bagua_tensor(name))
         bucket.clear_ops()
         bucket.append_low_precision_decentralized_synchronous_op(
             weight=bucket._weight,
@@ -160,14 +127,11 @@ class RingImpl(AlgorithmImpl):
             group=self.process_group,
         )
 
-    def init_backward_hook(self, bagua_ddp: Any) -> Any:
-        return lambda parameter_name, parameter: None
-
-    def init_post_backward_hook(self, bagua_ddp: Any) -> Any:
+    def init_post_backward_hook(self, bagua_ddp):
         return lambda: None
 
-    def init_post_optimizer_step_hook(self, bagua_ddp: Any) -> Any:
-        def hook(optimizer: torch.optim.Optimizer) -> None:
+    def init_post_optimizer_step_hook(self, bagua_ddp):
+        def hook(optimizer):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.is_bagua_tensor():
@@ -177,9 +141,7 @@ class RingImpl(AlgorithmImpl):
         return hook
 
 
-def ring_step(
-    weights: list[list[torch.Tensor]], moved: list[list[torch.Tensor]], among: list[list[int]]
-) -> list[list[torch.Tensor]]:
+def ring_step(weights, moved, among):
     """x + L/3 + R/3 - 2/3 W for each rank, with x the mean of what its unit's ranks hold after their steps."""
     n = len(among)
     found = []
@@ -191,7 +153,7 @@ def ring_step(
     return found
 
 
-def check_replicas(bucket: Any, among: list[list[int]]) -> None:
+def check_replicas(bucket, among):
     """The first rank of each unit has exact copies of itself and of its neighbours, bit for bit."""
     own = bucket.flattened_tensor()
     everyone = torch.zeros(bagua.get_world_size(), own.numel())
@@ -206,9 +168,8 @@ def check_replicas(bucket: Any, among: list[list[int]]) -> None:
 
 
 @scenario
-def ring_of_replicas() -> None:
+def ring_of_replicas():
     """Each rank by itself and hosts as one, as they are and in eight bits: those are a little off, and agree."""
-    rank = bagua.get_rank()
     for hierarchical, compression, tolerance in (
         (False, None, 1e-4),
         (True, None, 1e-4),
@@ -218,22 +179,10 @@ def ring_of_replicas() -> None:
         among = units(hierarchical)
         model, optimizer = start(Reified(RingImpl, hierarchical, compression))
         simulated = replicas()
-        weights = [[parameter.detach().clone() for parameter in one.parameters()] for one in simulated]
         for step in range(4):
-            slopes = gradients(simulated, step)
-            moved = [
-                [x.detach() - RATE * slope for x, slope in zip(one.parameters(), own, strict=True)]
-                for one, own in zip(simulated, slopes, strict=True)
-            ]
-            weights = ring_step(weights, moved, among)
-            for one, values in zip(simulated, weights, strict=True):
-                with torch.no_grad():
-                    for parameter, value in zip(one.parameters(), values, strict=True):
-                        parameter.copy_(value)
-            optimizer.zero_grad()
-            loss(model, rank, step).backward()
-            optimizer.step()
-            check_equal(model, simulated[rank], tolerance)
-        assert len(model.bagua_buckets) >= 1
+            before = weights(simulated)
+            put(simulated, ring_step(before, stepped(before, gradients(simulated, step)), among))
+            train(model, optimizer, step)
+            check_equal(model, simulated[bagua.get_rank()], tolerance)
         for bucket in model.bagua_buckets:
             check_replicas(bucket, among)

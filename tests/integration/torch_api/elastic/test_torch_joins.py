@@ -1,25 +1,20 @@
 """Elastic jobs that members join: results are those of one process with the same members, and no sample is lost."""
 
-from __future__ import annotations
-
 import functools
 import random
 import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from rig.files import await_file
-from rig.ranks.engine_hosts import Ranks
 from rig.ranks.faults import VARIABLE, Fault
 from rig.ranks.recutting import Alternating
 from torch import nn
 from torch.utils.data import TensorDataset
+from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -27,31 +22,24 @@ from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.job.session import current
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
-
 SAMPLES, EPOCHS = 60, 3
-DEADLINE_S = 120.0
 
 
-def dataset() -> TensorDataset:
+def dataset():
     samples = torch.randn(SAMPLES, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return TensorDataset(samples, torch.arange(SAMPLES))
 
 
-def flat(model: nn.Module) -> torch.Tensor:
+def flat(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def equal_layers() -> nn.Module:
+def equal_layers():
     """Parameters that can be fused."""
     return nn.Sequential(*[nn.Linear(10, 10) for _ in range(4)]).double()
 
 
-def rank_train(
-    folder: str, waits: dict[str, str], differs: str = "", fused: bool = False, recuts: bool = False, **sizes: int
-) -> dict[str, Any]:
+def rank_train(folder, waits, differs="", fused=False, recuts=False, **sizes):
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
@@ -71,11 +59,11 @@ def rank_train(
         model.bagua_ddp = BaguaDistributedDataParallel(model, [optimizer], GradientAllReduceAlgorithm(), tuner=tuner)
     else:
         wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
-    make_step: Any = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
+    make_step = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
     fault = Fault(lambda: model.bagua_buckets)
     fault.step = 0
     steps = []
-    seen: dict[str, Any] = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
+    seen = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
     count = torch.zeros(1)
     kind = LateCounter if differs == f"state of {member}" else Counter
     bagua.register_state("steps" if differs == "state" else "count", kind(count))
@@ -105,13 +93,13 @@ def rank_train(
 class Counter:
     """A state of a program."""
 
-    def __init__(self, held: torch.Tensor) -> None:
+    def __init__(self, held):
         self._held = held
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"count": self._held, "words": ("a", {"b": [1.5, None]})}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         assert state["words"] == ("a", {"b": [1.5, None]})
         self._held.copy_(state["count"])
 
@@ -119,24 +107,24 @@ class Counter:
 class LateCounter(Counter):
     """Once it has counted it can't be told any more. It describes itself as the others do."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return super().state_dict() | ({"path": Path("x")} if self._held else {})
 
 
 LateCounter.__name__ = "Counter"
 
 
-def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_mlp) -> list[list[int]]:
+def check(results, make=wide_mlp):
     """Replicas are equal after each step, and those of a reference with the same samples; each sample was used once in
     each epoch. Returns the members of each step."""
-    by_step: dict[int, list[tuple[int, Any]]] = {}
+    by_step = {}
     for result in results:
         for step, *rest in result["steps"]:
             by_step.setdefault(step, []).append((result["member"], rest))
     inputs = dataset().tensors[0]
     model = seeded(make, seed=0)
     optimizer = sgd(model)
-    used: list[int] = []
+    used = []
     for step in sorted(by_step):
         members = by_step[step][0][1][1]
         assert sorted(member for member, _ in by_step[step]) == sorted(members)
@@ -154,7 +142,7 @@ def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_ml
     return [by_step[step][0][1][1] for step in sorted(by_step)]
 
 
-def check_equal(results: list[dict[str, Any]]) -> None:
+def check_equal(results):
     """Replicas are equal after each step."""
     first = {step: found for step, *_, found in results[0]["steps"]}
     for result in results:
@@ -162,88 +150,68 @@ def check_equal(results: list[dict[str, Any]]) -> None:
             assert torch.equal(found, first[step])
 
 
-def results_of(ranks: Ranks, gone: tuple[int, ...] = (), code: int = -9) -> list[dict[str, Any]]:
-    """Of all but those that are gone, which ended with ``code``."""
-    ranks.wait(DEADLINE_S)
-    codes = {one.rank: one.process.returncode for one in ranks.started}
-    wanted = {member: code if member in gone else 0 for member in codes}
-    assert codes == wanted, "\n".join(f"{one.rank}: {one.process.returncode}\n{one.output}" for one in ranks.started)
-    return [one.result() for one in ranks.started if one.rank not in gone]
-
-
-def start(ranks: Ranks, folder: Path, hosts: list[list[int]], waits: dict[str, str], **more: Any) -> None:
-    """Ranks that train. There is a file for each generation that is planned, and each that follows a loss."""
-    ranks.start(rank_train, hosts=hosts, elastic=True, folder=str(folder), waits=waits, **more)
-    assert ranks.regrouper is not None
+def begin(ranks, function, hosts, folder, **more):
+    """Ranks of an elastic job. There is a file for each generation that is planned, and each that follows a loss."""
+    ranks.start(function, hosts=hosts, elastic=True, folder=str(folder), **more)
     ranks.regrouper.on_plan = lambda generation: (folder / f"planned-{generation}").touch()
     ranks.regrouper.on_regroup = lambda generation: (folder / f"regrouped-{generation}").touch()
 
 
-def join(ranks: Ranks, folder: Path, members: list[int], step: int, host: int = 0, **more: Any) -> None:
+def start(ranks, folder, hosts, waits, **more):
+    begin(ranks, rank_train, hosts, folder, waits=waits, **more)
+
+
+def join(ranks, folder, members, step, host=0, **more):
     """Newcomers that are ready in that step of the others."""
     ranks.join(rank_train, members, host, folder=str(folder), waits={"0": f"step-{step}"}, **more)
 
 
-OFTEN = {(0, "copied"), (1, "let_in"), (3, "copy")}
-"""Losses while somebody joins that are tried without --full: of each member, and in each phase."""
-
-
 @pytest.mark.parametrize(
     ("hosts", "newcomers"),
-    [
-        ([[0, 1]], {0: [2]}),
-        pytest.param([[0], [1]], {1: [2, 3]}, marks=pytest.mark.full),
-        ([[0, 1]], {1: [2]}),
-        ([[0], [1]], {0: [2], 2: [3, 4]}),
-    ],
+    [([[0, 1]], {0: [2]}), pytest.param([[0, 1]], {1: [2]}, marks=pytest.mark.full), ([[0], [1]], {0: [2], 2: [3, 4]})],
     ids=str,
 )
-def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], newcomers: dict[int, list[int]]) -> None:
+def test_newcomers_join(ranks, tmp_path, hosts, newcomers):
     start(ranks, tmp_path, hosts, {"4": "planned-2"})
     for host, members in newcomers.items():
         join(ranks, tmp_path, members, 4, host)
-    results = results_of(ranks)
+    results = ranks.left()
     members_of = check(results)
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
     assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
     assert sorted(ranks.hosts[0].takes_newcomers) == sorted([*hosts[0], *newcomers.get(0, [])])
 
 
-def test_newcomers_take_over_the_state_of_fused_optimizers(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["fused", "recuts"])
+def test_newcomers_take_over_the_state_of_fused_optimizers_and_the_present_cuts(ranks, tmp_path, what):
     """Stepping in backward has no effect there, and says so."""
-    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, fused=True)
-    join(ranks, tmp_path, [2], 4, fused=True)
-    results = results_of(ranks)
-    assert [sorted(members) for members in check(results, equal_layers)[3:5]] == [[0, 1], [0, 1, 2]]
-    assert [result["fused"] for result in results] == [8, 8, 8]
-    assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
-
-
-def test_newcomers_take_over_the_present_cuts(ranks: Ranks, tmp_path: Path) -> None:
-    start(ranks, tmp_path, [[0], [1]], {"4": "planned-2"}, recuts=True)
-    join(ranks, tmp_path, [2], 4, 1, recuts=True)
-    results = results_of(ranks)
-    assert [sorted(members) for members in check(results)[3:5]] == [[0, 1], [0, 1, 2]]
+    start(ranks, tmp_path, [[0], [1]], {"4": "planned-2"}, **{what: True})
+    join(ranks, tmp_path, [2], 4, 1, **{what: True})
+    results = ranks.left()
+    members_of = check(results, equal_layers if what == "fused" else wide_mlp)
+    assert [sorted(members) for members in members_of[3:5]] == [[0, 1], [0, 1, 2]]
     assert [result["cuts"] for result in results] == [results[0]["cuts"]] * 3
+    if what == "fused":
+        assert [result["fused"] for result in results] == [8, 8, 8]
+        assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
 
 
-def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) -> None:
+def test_one_leaves_as_planned_and_all_are_held(ranks, tmp_path):
     """Nothing is repeated; the rank that is not needed any more ends well."""
     start(ranks, tmp_path, [[0, 1, 2]], {"3": "planned-2", "5": "planned-3"})
-    assert ranks.regrouper is not None
     await_file(tmp_path / "step-3")
     ranks.regrouper.plan({0: [0, 2]})
     await_file(tmp_path / "step-5")
     ranks.regrouper.hold()
     ranks.regrouper.plan({0: [0, 2]})
-    ranks.wait(DEADLINE_S)
+    ranks.wait()
     assert "member 1 leaves the job" in ranks.started[1].output and ranks.started[1].process.returncode == 0
     results = [ranks.started[member].result() for member in (0, 2)]
     assert {tuple(members) for _, _, members, *_ in results[0]["steps"][3:]} == {(0, 2)}
     assert all(torch.equal(one[4], other[4]) for one, other in zip(*(r["steps"] for r in results), strict=True))
 
 
-def rank_two_models(folder: str) -> dict[str, Any]:
+def rank_two_models(folder):
     """Trains one model in the main thread, and another one beside it, until a planned change has taken place. On rank 0
     the main thread comes to it while the other one waits for the flags of its unit. Elsewhere the other thread begins
     that unit only when the main thread waits for the members of the next generation."""
@@ -255,39 +223,28 @@ def rank_two_models(folder: str) -> dict[str, Any]:
         wrap(model, optimizer)
     sent, waits, trained = threading.Event(), threading.Event(), threading.Event()
 
-    def step(index: int, number: int) -> None:
+    def step(index, number):
         optimizers[index].zero_grad()
         wide_square(models[index], member, number).backward()
         optimizers[index].step()
 
-    def train_beside() -> None:
+    def train_beside():
         flags = units(session).flags
         sent_along = flags.sent_along
-
-        def send_and_tell() -> bool:
-            gone = sent_along()
-            sent.set()
-            return gone
-
         for number in range(2):
             step(1, number)
         optimizers[1].zero_grad()
         last = wide_square(models[1], member, 2)
         trained.set()
         if member == 0:
-            flags.sent_along = send_and_tell  # type: ignore[method-assign]  # of this thread
+            flags.sent_along = lambda: (sent_along(), sent.set())[0]  # of this thread
         else:
             assert waits.wait(60.0)
         last.backward()
         optimizers[1].step()
 
     enter = session.enter
-
-    def tell_and_enter() -> None:
-        waits.set()
-        enter()
-
-    session.enter = tell_and_enter  # type: ignore[method-assign]
+    session.enter = lambda: (waits.set(), enter())
     beside = threading.Thread(target=train_beside)
     beside.start()
     assert trained.wait(60.0)
@@ -302,18 +259,20 @@ def rank_two_models(folder: str) -> dict[str, Any]:
     return {"flat": [flat(model) for model in models], "members": list(session.membership.members)}
 
 
-def test_a_planned_change_waits_for_no_thread(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_planned_change_waits_for_no_thread(ranks, tmp_path):
     """A thread that waits for its flags holds nothing that the other ranks' threads need to send theirs."""
-    ranks.start(rank_two_models, hosts=[[0, 1, 2]], elastic=True, folder=str(tmp_path))
-    assert ranks.regrouper is not None
-    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    begin(ranks, rank_two_models, [[0, 1, 2]], tmp_path)
     for member in range(3):
         await_file(tmp_path / f"trained-{member}")
     ranks.regrouper.plan({0: [0, 1]})
-    ranks.wait(60.0)
+    ranks.wait()
     one, other = (ranks.started[member].result() for member in (0, 1))
     assert one["members"] == other["members"] == [0, 1]
     assert all(torch.equal(mine, its) for mine, its in zip(one["flat"], other["flat"], strict=True))
+
+
+OFTEN = {(0, "copied"), (1, "let_in"), (3, "copy")}
+"""Losses while somebody joins that are tried without --full: of each member, and in each phase."""
 
 
 @pytest.mark.parametrize(
@@ -324,12 +283,12 @@ def test_a_planned_change_waits_for_no_thread(ranks: Ranks, tmp_path: Path) -> N
         for phase in ("copy", "copied", "let_in")
     ],
 )
-def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase: str) -> None:
+def test_a_loss_while_one_joins(ranks, tmp_path, member, phase):
     """Of the first survivor, of another one, and of a newcomer; the other newcomer joins."""
     environment = {VARIABLE: f"{member}:0:0:{phase}"}
     start(ranks, tmp_path, [[0, 1, 2]], {"4": "planned-2"}, environment=environment)
     join(ranks, tmp_path, [3, 4], 4, environment=environment)
-    results = results_of(ranks, (member,))
+    results = ranks.left((member,))
     if member == 3:  # no step was without the others
         check(results)
     check_equal(results)
@@ -337,17 +296,14 @@ def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase
 
 
 @pytest.mark.parametrize(
-    "phase",
-    [pytest.param(phase, marks=pytest.mark.full) for phase in ("before", "submitted")] + ["ready", "committed"],
+    "phase", ["ready", "committed", *(pytest.param(phase, marks=pytest.mark.full) for phase in ("before", "submitted"))]
 )
-def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks: Ranks, tmp_path: Path, phase: str) -> None:
+def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks, tmp_path, phase):
     """They come with the generation that follows a loss, in the middle of a step."""
     start(ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment={VARIABLE: f"2:4:0:{phase}"})
-    regrouper = ranks.regrouper
-    assert regrouper is not None
-    regrouper.plans, regrouper.on_ready = False, (tmp_path / "ready").touch
+    ranks.regrouper.plans, ranks.regrouper.on_ready = False, (tmp_path / "ready").touch
     join(ranks, tmp_path, [3, 4], 2)
-    results = results_of(ranks, (2,))
+    results = ranks.left((2,))
     check_equal(results)
     first = 4 + (phase == "committed")  # step that was exchanged without it
     by_step = {
@@ -357,43 +313,41 @@ def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks: Ranks, tmp
     assert all(members == ({0, 1, 3, 4} if step > first else {0, 1}) for step, members in by_step.items()), by_step
 
 
-def test_no_more_join_than_a_batch_has_samples(ranks: Ranks, tmp_path: Path) -> None:
-    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, global_batch=2)
-    join(ranks, tmp_path, [2], 4, global_batch=2)
-    check(results_of(ranks, (2,), code=1))
-    assert "global_batch is 2: that is not one sample for each of 3 ranks" in ranks.started[2].output
+def refused(ranks, tmp_path, others=True, **options):
+    """Of a newcomer that ends with an error: its words. The others, which have these options or not, go on."""
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, **(options if others else {}))
+    join(ranks, tmp_path, [2], 4, **options)
+    check(ranks.left((2,), code=1))
+    return ranks.started[2].output
 
 
 @pytest.mark.parametrize(
-    ("differs", "words"),
+    ("options", "words"),
     [
-        ("model", "parameter or buffer number 6: the others have none, this newcomer has 5.weight float64"),
-        ("algorithm", "settings differ: the others have"),
-        ("dataset", "Its samplers were made as"),
-        ("state", "Its program has communicators 1, model 1, state steps"),
+        (
+            {"differs": "model"},
+            "parameter or buffer number 6: the others have none, this newcomer has 5.weight float64",
+        ),
+        ({"differs": "algorithm"}, "settings differ: the others have"),
+        ({"differs": "dataset"}, "Its samplers were made as"),
+        ({"differs": "state"}, "Its program has communicators 1, model 1, state steps"),
+        ({"global_batch": 2}, "global_batch is 2: that is not one sample for each of 3 ranks"),
     ],
 )
-def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: Path, differs: str, words: str) -> None:
-    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"})
-    join(ranks, tmp_path, [2], 4, differs=differs)
-    results = results_of(ranks, (2,), code=1)
-    check(results)
-    assert "member 2 can't join the job, which goes on without it." in ranks.started[2].output
-    assert words in ranks.started[2].output
+def test_one_that_differs_is_told_and_the_others_go_on(ranks, tmp_path, options, words):
+    told = refused(ranks, tmp_path, "global_batch" in options, **options)
+    assert words in told and ("member 2 can't join the job, which goes on without it." in told or "global" in words)
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_state_that_can_no_more_be_told(ranks: Ranks, tmp_path: Path, member: int) -> None:
+def test_state_that_can_no_more_be_told(ranks, tmp_path, member):
     """It could when it was registered. Newcomers leave with the words; the others go on."""
-    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, differs=f"state of {member}")
-    join(ranks, tmp_path, [2], 4, differs=f"state of {member}")
-    results = results_of(ranks, (2,), code=1)
-    check(results)
+    refused(ranks, tmp_path, differs=f"state of {member}")
     words = "Nobody can join this job: the state of state count can't be told. a PosixPath can't be sent to other ranks"
     assert all(words in one.output for one in ranks.started), "\n".join(one.output for one in ranks.started)
 
 
-def rank_draws(folder: str, steps: int) -> list[Any]:
+def rank_draws(folder, steps):
     """Trains; returns what it has drawn from each random generator, in each step."""
     bagua.init_process_group()
     member = current().membership.member
@@ -418,29 +372,27 @@ def rank_draws(folder: str, steps: int) -> list[Any]:
     return drawn
 
 
-def seed_all(member: int) -> None:
+def seed_all(member):
     torch.manual_seed(member)
     random.seed(member)
     numpy.random.seed(member)
 
 
-def draw() -> tuple[float, float, float]:
+def draw():
     return float(torch.rand(())), random.random(), float(numpy.random.random())
 
 
-def test_a_join_touches_no_random_generator(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_join_touches_no_random_generator(ranks, tmp_path):
     """Each rank draws on from its own seed: members, and newcomers."""
-    ranks.start(rank_draws, hosts=[[0, 1]], elastic=True, folder=str(tmp_path), steps=5)
-    assert ranks.regrouper is not None
-    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    begin(ranks, rank_draws, [[0, 1]], tmp_path, steps=5)
     ranks.join(rank_draws, [2], folder=str(tmp_path), steps=5)
-    for member, drawn in enumerate(results_of(ranks)):
+    for member, drawn in enumerate(ranks.left()):
         assert len(drawn) == (3 if member == 2 else 6)
         seed_all(member)
         assert drawn == [draw() for _ in drawn]
 
 
-def rank_ends(folder: str, more: int) -> None:
+def rank_ends(folder, more):
     """Makes so many steps after a newcomer is planned, and ends."""
     bagua.init_process_group()
     model = seeded(wide_mlp)
@@ -458,39 +410,32 @@ def rank_ends(folder: str, more: int) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1], ids=["after the last step", "before the last step"])
-def test_a_newcomer_that_comes_too_late(ranks: Ranks, tmp_path: Path, more: int) -> None:
+def test_a_newcomer_that_comes_too_late(ranks, tmp_path, more):
     """The others end well. It waits until its job is over: then its daemon ends it."""
-    ranks.start(rank_ends, hosts=[[0, 1]], elastic=True, folder=str(tmp_path), more=more)
-    assert ranks.regrouper is not None
-    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    begin(ranks, rank_ends, [[0, 1]], tmp_path, more=more)
     (late,) = ranks.join(rank_ends, [2], folder=str(tmp_path), more=more)
     for one in ranks.started[:2]:
-        assert one.process.wait(DEADLINE_S) == 0, one.output
+        assert one.process.wait(120.0) == 0, one.output
     with pytest.raises(subprocess.TimeoutExpired):
         late.process.wait(0.5)
     assert late.output == "" and ranks.hosts[0].engine.error() == ""
 
 
-def rank_registers() -> list[str]:
-    bagua.init_process_group()
-    told = []
+class Odd(Counter):
+    def state_dict(self):
+        return {"path": Path("x")}
 
-    class Odd(Counter):
-        def state_dict(self) -> dict[str, Any]:
-            return {"path": Path("x")}
 
-    for held in (torch.zeros(1), Odd(torch.zeros(1))):
-        with pytest.raises(TypeError) as caught:
-            bagua.register_state("mine", held)  # type: ignore[arg-type]
-        told.append(str(caught.value))
+def rank_registers():
+    for held, words in ((torch.zeros(1), "needs state_dict and load_state_dict"), (Odd(torch.zeros(1)), "PosixPath")):
+        with pytest.raises(TypeError, match=words):
+            bagua.register_state("mine", held)
     bagua.register_state("mine", Counter(torch.zeros(1)))
     with pytest.raises(ValueError, match="'mine' already"):
         bagua.register_state("mine", Counter(torch.zeros(1)))
     bagua.wait_to_join()
-    return told
 
 
-def test_states_that_cannot_be_taken_over_are_refused(ranks: Ranks) -> None:
+def test_states_that_cannot_be_taken_over_are_refused(pools):
     """At once, in jobs of all kinds."""
-    told = ranks.run(rank_registers, 1)[0]
-    assert "it needs state_dict and load_state_dict" in told[0] and "a PosixPath can't be sent" in told[1]
+    pools([0, 1]).run(rank_registers)

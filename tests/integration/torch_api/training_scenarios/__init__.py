@@ -4,36 +4,17 @@ Each compares with a reference that runs in every rank: its loss is the mean (or
 rank's batch, all in one process.
 """
 
-from training_scenarios import (
+from training_scenarios import (  # noqa: F401 - they add their scenarios
+    codecs,
     exchange,
     models,
     odd_tensors,
     optimizers,
     passes,
-    plans_of_gradients,
-    plans_of_models,
-    plans_of_weights,
-    scaling,
+    plans,
     sparse,
     steps,
     uneven,
     wrapping,
 )
-from training_scenarios.support import SCENARIOS
-
-__all__ = [
-    "SCENARIOS",
-    "exchange",
-    "models",
-    "odd_tensors",
-    "optimizers",
-    "passes",
-    "plans_of_gradients",
-    "plans_of_models",
-    "plans_of_weights",
-    "scaling",
-    "sparse",
-    "steps",
-    "uneven",
-    "wrapping",
-]
+from training_scenarios.support import SCENARIOS  # noqa: F401

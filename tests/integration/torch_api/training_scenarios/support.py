@@ -1,11 +1,8 @@
 """Helpers of all scenarios: seeded models and batches, and the comparison with one process on all ranks' batches."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -15,49 +12,49 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # (model, rank, step) -> loss on that rank's batch
 
-SCENARIOS: dict[str, Callable[[], None]] = {}
+SCENARIOS = {}
 
 
-def scenario(function: Callable[[], None]) -> Callable[[], None]:
+def scenario(function):
     SCENARIOS[function.__name__] = function
     return function
 
 
-def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def seeded(make, seed=0):
     torch.manual_seed(seed)
     return make()
 
 
-def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
+def batch(rank, step, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def mlp() -> nn.Module:
+def mlp():
     return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 24), nn.Tanh(), nn.Linear(24, 4))
 
 
-def square(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+def square(model, rank, step):
     return model(batch(rank, step, 6, 10)).square().mean()
 
 
-def wide_mlp() -> nn.Module:
+def wide_mlp():
     """In float64: what rounds in another order, or by other instructions, stays small over many steps."""
     return mlp().double()
 
 
-def wide_square(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+def wide_square(model, rank, step):
     return model(batch(rank, step, 6, 10).double()).square().mean()
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
-def wrap(model: nn.Module, *optimizers: torch.optim.Optimizer, average: bool = True, **options: Any) -> nn.Module:
+def wrap(model, *optimizers, average=True, **options):
     return model.with_bagua(list(optimizers), GradientAllReduceAlgorithm(average=average), **options)
 
 
-def check_identical(model: nn.Module) -> None:
+def check_identical(model):
     """All ranks hold the same bits."""
     for name, parameter in model.named_parameters():
         mine = parameter.detach().contiguous().view(-1).view(torch.uint8)
@@ -66,7 +63,7 @@ def check_identical(model: nn.Module) -> None:
         assert bool((everyone == everyone[0]).all()), f"{name} differs between ranks"
 
 
-def check_close(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) -> None:
+def check_close(found, wanted, tolerance=1e-5):
     for (name, mine), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(
             mine, other, rtol=tolerance, atol=tolerance / 10, msg=lambda text, n=name: f"{n}: {text}"
@@ -78,47 +75,47 @@ def check_close(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) ->
 
 
 def compare(
-    make: Callable[[], nn.Module],
-    loss: Loss = square,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    make,
+    loss=square,
+    optimizer=sgd,
     *,
-    steps: int = 5,
-    set_to_none: bool = True,
-    average: bool = True,
-    tolerance: float = 1e-5,
-    between: Callable[[nn.Module], object] = lambda model: None,
-    **options: Any,
-) -> nn.Module:
-    """Trains ``make()`` wrapped, from rank 0's state, and as one process; both must agree. Returns the wrapped
-    model."""
+    steps=5,
+    set_to_none=True,
+    average=True,
+    tolerance=1e-5,
+    between=lambda model: None,
+    synced=(True,),
+    algorithm=None,
+    **options,
+):
+    """Trains ``make()`` wrapped, from rank 0's state, and as one process; both must agree. Returns the wrapped model.
+    ``between``: backward and the optimizer's step; ``synced``: the passes of each step."""
     rank, n = bagua.get_rank(), bagua.get_world_size()
-    reference = seeded(make)
-    reference_optimizer = optimizer(reference)
-    model = seeded(make, seed=rank)  # different on every rank: rank 0's counts
-    model_optimizer = optimizer(model)
-    wrap(model, model_optimizer, average=average, **options)
+    reference, model = seeded(make), seeded(make, seed=rank)  # different on every rank: rank 0's counts
+    optimizers = optimizer(reference), optimizer(model)
+    model.with_bagua([optimizers[1]], algorithm or GradientAllReduceAlgorithm(average=average), **options)
     for step in range(steps):
-        reference_optimizer.zero_grad(set_to_none)
-        total = sum(loss(reference, other, step) for other in range(n)) / (n if average else 1)
-        total.backward()
-        between(reference)
-        reference_optimizer.step()
-        model_optimizer.zero_grad(set_to_none)
-        loss(model, rank, step).backward()
-        between(model)
-        model_optimizer.step()
+        for one in optimizers:
+            one.zero_grad(set_to_none)
+        for part, sync in enumerate(synced, step * len(synced)):
+            (sum(loss(reference, other, part) for other in range(n)) / (n if average else 1)).backward()
+            with contextlib.nullcontext() if sync else model.bagua_ddp.no_sync():
+                loss(model, rank, part).backward()
+        for one, made in zip((reference, model), optimizers, strict=True):
+            between(one)
+            made.step()
     check_close(model, reference, tolerance)
     check_identical(model)
     return model
 
 
-def check_close_parameters(model: nn.Module, reference: nn.Module) -> None:
+def check_close_parameters(model, reference, rtol=1e-4, atol=1e-6):
     for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mine, other, rtol=rtol, atol=atol)
 
 
 @contextlib.contextmanager
-def warnings_ignored() -> Iterator[None]:
+def warnings_ignored():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
