@@ -116,10 +116,15 @@ async def drip(archive: CodeArchive, ends: asyncio.Event) -> AsyncIterator[PutCo
     await ends.wait()
 
 
-async def test_slow_uploads_of_one_account_keep_no_other_out(stands: Callable[[], Stand]) -> None:
+@pytest.mark.parametrize("accounts", [1, 5])
+async def test_slow_uploads_keep_no_other_account_out(stands: Callable[[], Stand], accounts: int) -> None:
     code, ends = stands().code, asyncio.Event()
-    CURRENT.set(Identity("eve", Role.SUBMIT, "red"))
-    slow = [asyncio.ensure_future(code.put(drip(named(bytes([n]) * 9), ends), "red")) for n in range(20)]
+    slow = []
+    for n in range(20):
+        CURRENT.set(Identity(f"eve-{n % accounts}", Role.SUBMIT, "red"))
+        slow.append(asyncio.ensure_future(code.put(drip(named(bytes([n]) * 9), ends), "red")))
+    while code._uploads.total() < min(4 * accounts, 16):
+        await asyncio.sleep(0)
     CURRENT.set(Identity("ann", Role.SUBMIT, "blue"))
     await code.put(upload(named(b"ann's"), b"ann's"), "blue")
     assert await code.find(named(b"ann's"), "blue")

@@ -36,6 +36,7 @@ KEEP_S = 86_400.0  # an archive that no unfinished job needs goes so long after 
 SPARE_S = 600.0  # so long after its last use it is not given up for others: a job that needs it may be on its way
 _UPLOADS = 16  # at the same time
 _OF_ACCOUNT = 4  # of these
+_OF_ALL = 64  # with one of each account that has none: so four accounts together keep no other out
 _WAIT_S = 120.0  # for a place among them
 _GRACE_S = 30.0  # an upload may be so late ...
 _PACE = 32 << 10  # ... behind so many bytes a second
@@ -93,7 +94,10 @@ class CodeArchives:
         try:
             async with asyncio.timeout(_WAIT_S), self._ended:
                 await self._ended.wait_for(
-                    lambda: self._uploads.total() < _UPLOADS and self._uploads[account] < _OF_ACCOUNT
+                    lambda: (
+                        self._uploads[account] < _OF_ACCOUNT
+                        and self._uploads.total() < (_UPLOADS if self._uploads[account] else _OF_ALL)
+                    )
                 )
                 self._uploads[account] += 1
         except TimeoutError as error:
