@@ -106,7 +106,7 @@ def _verdict(history: Sequence[JobEvent]) -> str:
         return f"{_state(end).lower()} after {lasted}: {_reason(end)}"
     last = next((event for event in reversed(history) if _mark(event) or event.kind == "state"), history[-1])
     if last.kind == "state":
-        return f"has not ended. It is {_state(last).lower()}: {_reason(last)}"
+        return f"has not ended. It is {_clean(_state(last)).lower()}: {_reason(last)}"
     if last.kind == "waiting":
         return f"has not ended. It waits: {_clean(last.reason)}"
     return f"has not ended. The last change: {_clean(last.reason) or _clean(last.kind)}"

@@ -1,17 +1,10 @@
 """Which launcher started a process, from its environment alone; that of srun is as Slurm 22.05 sets it."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import pytest
 
 from bagua.base import checkpoint_folder, launchers
-from bagua.base.errors import ConfigError, UsageError
-from bagua.cli.cluster import hosts, slurm
-from bagua.hosts.end import Order
-from bagua.hosts.ssh import Host
+from bagua.base.errors import UsageError
+from bagua.cli.cluster import slurm
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -37,12 +30,12 @@ OPEN_MPI = {
 }
 
 
-def placed(environment: dict[str, str], *names: str) -> list[str | None]:
+def placed(environment, *names):
     found = launchers.placement(environment)
     return [found.get(name) for name in names]
 
 
-def test_srun() -> None:
+def test_srun():
     found = launchers.placement(STEP)
     port = found.pop("MASTER_PORT")
     assert found == {
@@ -65,19 +58,19 @@ def test_srun() -> None:
 
 
 @pytest.mark.parametrize("tasks, ids", [("3,1", "3"), ("2(x2)", "1,3"), ("", "2,3")])
-def test_hosts_whose_ranks_are_not_equally_many_find_out_themselves(tasks: str, ids: str) -> None:
+def test_hosts_whose_ranks_are_not_equally_many_find_out_themselves(tasks, ids):
     environment = {**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_GTIDS": ids}
     assert placed(environment, "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK") == ["2", None, "0"]
 
 
-def test_torchs_names_win_and_a_batch_script_is_no_rank() -> None:
+def test_torchs_names_win_and_a_batch_script_is_no_rank():
     assert launchers.placement({**STEP, "RANK": "0", "WORLD_SIZE": "1"}) == {}
     assert launchers.placement(BATCH) == launchers.placement({}) == {}
     assert launchers.placement({**STEP, "SLURM_PTY_PORT": "1"}) == {}
     assert launchers.outer({**STEP, "RANK": "0"}) is launchers.SRUN
 
 
-def test_mpirun_inside_of_slurm_goes_before_it() -> None:
+def test_mpirun_inside_of_slurm_goes_before_it():
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
     assert placed({**STEP, **OPEN_MPI}, *names) == ["1", "2", "1", "2", "0", "127.0.0.1"]
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_JOB_NODELIST": "a-1,b", "SLURM_JOB_NUM_NODES": "2"}
@@ -85,7 +78,7 @@ def test_mpirun_inside_of_slurm_goes_before_it() -> None:
     assert placed({"PMI_RANK": "3", "PMI_SIZE": "4"}, "MASTER_ADDR", "MASTER_PORT") == [None, None]
 
 
-def test_pbs(tmp_path: Path) -> None:
+def test_pbs(tmp_path):
     nodes = tmp_path / "nodes"
     nodes.write_text("h1\nh1\nh2\nh2\n")
     job = {"PBS_JOBID": "5.server", "PBS_NODEFILE": str(nodes)}
@@ -95,37 +88,12 @@ def test_pbs(tmp_path: Path) -> None:
     assert launchers.larger_allocation(job) == "PBS job 5.server has 4 slots"
 
 
-@pytest.mark.parametrize(
-    "environment, words",
-    [
-        ({"PMIX_RANK": "0"}, "nothing says of how many"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "2"}, "no rank of 2"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x'"),
-    ],
-)
-def test_places_that_can_not_be(environment: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        launchers.placement(environment)
-
-
-def test_a_world_of_one_in_a_larger_allocation_is_told() -> None:
-    assert launchers.larger_allocation(BATCH) == "Slurm job 12 has 2 nodes and 4 tasks"
-    assert launchers.larger_allocation({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}) == ""
-    assert launchers.larger_allocation({"PBS_JOBID": "1"}) == launchers.larger_allocation({}) == ""
-
-
-def test_a_job_on_one_host_of_several_is_told() -> None:
-    assert launchers.on_one_host(STEP).startswith("srun has started this command 4 times")
-    assert launchers.on_one_host(BATCH).startswith("Slurm gave 2 nodes")
-    assert launchers.on_one_host({}) == launchers.on_one_host({"SLURM_JOB_NUM_NODES": "1"}) == ""
-
-
-def test_the_first_of_slurms_hosts() -> None:
+def test_the_first_of_slurms_hosts():
     cases = {"n[003-004,7],m1": "n003", "a-b-1,c": "a-b-1", "r[1-2]n[4,5]": "r1n4", "127.0.0.[1-2]": "127.0.0.1"}
     assert {text: launchers.first_of(text) for text in cases} == cases
 
 
-def test_ranks_of_a_node_as_slurm_was_asked() -> None:
+def test_ranks_of_a_node_as_slurm_was_asked():
     assert slurm.ranks_per_node({"SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "4"}) == 8
     assert slurm.ranks_per_node({"SLURM_TASKS_PER_NODE": "2(x3)"}) == 2
     assert slurm.ranks_per_node({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"}) == 4
@@ -134,34 +102,7 @@ def test_ranks_of_a_node_as_slurm_was_asked() -> None:
         slurm.ranks_per_node({"SLURM_TASKS_PER_NODE": "3,1"})
 
 
-def test_an_allocation() -> None:
-    job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "localhost"}
-    assert slurm.srun_way(1, "", job).address == "127.0.0.1"
-    way = slurm.srun_way(None, "10.0.0.1", job)
-    assert (way.hosts, way.address) == (2, "10.0.0.1")
-    assert slurm.srun_way(1, "", {**job, "SLURM_HET_SIZE": "2"}).hosts == 1
-    for nodes, environment, words in (
-        (3, job, "has 2 nodes"),
-        (None, {}, "no allocation"),
-        (None, job, "--address"),
-        (None, STEP, "srun has started this command several times"),
-        (None, {**job, "SLURM_HET_SIZE": "2"}, r"job 12 is heterogeneous.*srun --het-group=0,1 python train\.py"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            slurm.srun_way(nodes, "", environment)
-
-
-def test_what_other_hosts_get() -> None:
-    here = {"PATH": "/bin", "HOME": "/root", "BAGUA_CACHE_DIR": "/c", "BAGUA_TOKEN": "t", "BAGUA_JOB_SECRET": "s"}
-    assert hosts.environment(here) == {"PATH": "/bin", "BAGUA_CACHE_DIR": "/c"}
-    assert hosts.node_names([Host("a@h"), Host("b@h", 7), Host("fe80::1")]) == ["h", "h-again-1", "fe80--1"]
-    order = Order("m", ["a"], files={"token": "t"})
-    assert Order(**json.loads(order.line())) == order
-    with pytest.raises(UsageError, match="--hosts names no host"):
-        hosts.ssh_way(",", "", "127.0.0.1")
-
-
-def test_a_checkpoint_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_asked_for(tmp_path):
     assert not checkpoint_folder.requested(tmp_path)
     checkpoint_folder.request(tmp_path)
     assert checkpoint_folder.requested(tmp_path) and not checkpoint_folder.answered(tmp_path)

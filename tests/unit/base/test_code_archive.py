@@ -1,7 +1,5 @@
 """Packing of a working directory, and unpacking on a node: what is left out, what is refused, what is kept."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -10,20 +8,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from bagua.base.code_archive import link_leads_out, unsafe
 from bagua.base.errors import ConfigError
 from bagua.client import packing
-from bagua.client.packing import Packed, pack
+from bagua.client.packing import pack
 from bagua.daemon.node.jobs import code
 from bagua.daemon.node.ranks.launch import LaunchError
 
 
-def file(folder: Path, name: str, text: str = "x") -> Path:
+def file(folder, name, text="x"):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -31,21 +26,21 @@ def file(folder: Path, name: str, text: str = "x") -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made = tmp_path / "project"
     for name in ("train.py", "lib/util.py", "data/words.txt", "__pycache__/train.pyc", ".venv/bin/python", "notes.tmp"):
         file(made, name, name)
     return made
 
 
-def unpacked(packed: Packed, tmp_path: Path, name: str = "copy") -> Path:
+def unpacked(packed, tmp_path, name="copy"):
     archive = tmp_path / f"{name}.tar.gz"
     archive.write_bytes(b"".join(packed.parts(1000)))
     code.unpack_beside(archive, tmp_path / name)
     return tmp_path / name
 
 
-def test_a_copy_is_as_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_is_as_the_folder(folder, tmp_path):
     (folder / "train.py").chmod(0o755)
     (folder / "link").symlink_to("lib/util.py")
     (folder / "lib" / "up").symlink_to("../data")
@@ -63,7 +58,7 @@ def test_a_copy_is_as_the_folder(folder: Path, tmp_path: Path) -> None:
     )
 
 
-def test_the_same_files_give_the_same_archive(folder: Path, tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_archive(folder, tmp_path):
     first = pack(folder).archive.digest
     other = shutil.copytree(folder, tmp_path / "other")
     os.utime(other / "train.py", (1, 1))
@@ -72,7 +67,7 @@ def test_the_same_files_give_the_same_archive(folder: Path, tmp_path: Path) -> N
     assert pack(other).archive.digest != first
 
 
-def environment(path: Path) -> None:
+def environment(path):
     """A virtual environment, whose interpreter is a link out of it."""
     file(path, "pyvenv.cfg")
     file(path, "lib/module.py")
@@ -80,7 +75,7 @@ def environment(path: Path) -> None:
     (path / "bin" / "python").symlink_to(sys.executable)
 
 
-def test_virtual_environments_stay_whatever_their_name(folder: Path) -> None:
+def test_virtual_environments_stay_whatever_their_name(folder):
     expected = pack(folder).names
     environment(folder / "env")
     assert pack(folder).names == expected
@@ -88,15 +83,15 @@ def test_virtual_environments_stay_whatever_their_name(folder: Path) -> None:
     assert "pyvenv.cfg" in pack(folder / "env").names, "unless one is the folder itself"
 
 
-def test_ignored_files_stay(folder: Path) -> None:
+def test_ignored_files_stay(folder):
     file(folder, ".gitignore", "*.tmp\n")
     file(folder, ".baguaignore", "data/\n!/train.py\n")
     assert pack(folder).names == (".baguaignore", ".gitignore", "lib/util.py", "train.py")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_git_says_what_belongs_to_a_checkout(folder: Path) -> None:
-    def git(*arguments: str) -> None:
+def test_git_says_what_belongs_to_a_checkout(folder):
+    def git(*arguments):
         environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
         subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, env=environment)
 
@@ -119,7 +114,7 @@ def test_git_says_what_belongs_to_a_checkout(folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_folder_of_git_that_is_a_link_by_now(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_git_that_is_a_link_by_now(folder, tmp_path):
     """Git has files below it still, which are those of another folder."""
     subprocess.run(["git", "init", "-q", folder], check=True)
     file(folder, "old/words.txt")
@@ -130,55 +125,13 @@ def test_a_folder_of_git_that_is_a_link_by_now(folder: Path, tmp_path: Path) -> 
     assert (copy / "old").is_symlink() and (copy / "old" / "words.txt").read_text() == "data/words.txt"
 
 
-def test_names_and_patterns_that_can_not_be_used_are_told(folder: Path) -> None:
-    odd = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.txt"))
-    odd.touch()
-    with pytest.raises(ConfigError, match=r"a name that is not UTF-8: caf\\udce9\.txt\. .*\.baguaignore"):
-        pack(folder)
-    (folder / ".baguaignore").write_text("caf*\n")
-    assert not any("caf" in name for name in pack(folder).names)
-    (folder / ".baguaignore").write_text("caf*\n\\\n")
-    with pytest.raises(ConfigError, match=r"\.baguaignore: Invalid git pattern"):
-        pack(folder)
-
-
-def test_a_file_that_goes_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_goes_meanwhile_is_left_out(folder, monkeypatch):
     monkeypatch.setattr(packing, "_of_git", lambda folder: ["train.py", "gone.swp"])
     assert pack(folder).names == ("train.py",)
 
 
-def test_what_can_not_be_shipped_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        pack(tmp_path / "absent")
-    with pytest.raises(ConfigError, match="is no folder"):
-        pack(folder / "train.py")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="has no files"):
-        pack(tmp_path / "empty")
-    os.mkfifo(folder / "pipe")
-    with pytest.raises(ConfigError, match="neither a file nor a link"):
-        pack(folder)
-    (folder / "pipe").unlink()
-    monkeypatch.setattr(packing, "MAX_FILES", 3)
-    with pytest.raises(
-        ConfigError,
-        match=r"4 files that are not ignored, in 2 folders; 3 is the most of both. Most are in .*baguaignore",
-    ):
-        pack(folder)
-    monkeypatch.setattr(packing, "MAX_FILES", 100)
-    file(folder, "data/large.bin", "x" * 5000)
-    monkeypatch.setattr(packing, "MAX_UNPACKED_BYTES", 4000)
-    with pytest.raises(ConfigError, match=r"The largest: data/large.bin \(0.0 MiB\), data/words"):
-        pack(folder)
-    monkeypatch.setattr(packing, "MAX_UNPACKED_BYTES", 1 << 20)
-    (folder / "data" / "large.bin").write_bytes(os.urandom(5000))
-    monkeypatch.setattr(packing, "MAX_BYTES", 1000)
-    with pytest.raises(ConfigError, match=r"when they are compressed\. The largest: data/large\.bin"):
-        pack(folder)
-
-
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "lib/../../outside", "chain"])
-def test_links_out_of_the_folder_are_refused(folder: Path, tmp_path: Path, target: str) -> None:
+def test_links_out_of_the_folder_are_refused(folder, tmp_path, target):
     file(tmp_path, "outside")
     (folder / "link").symlink_to(target)
     (folder / "lib" / "deep").symlink_to("..")
@@ -188,19 +141,7 @@ def test_links_out_of_the_folder_are_refused(folder: Path, tmp_path: Path, targe
         pack(folder)
 
 
-def test_the_script_must_be_there(folder: Path) -> None:
-    packed = pack(folder)
-    packed.check_entry(folder, "./lib/util.py")
-    for entry, words in (
-        ("absent.py", "does not exist"),
-        (".venv/bin/python", "is ignored"),
-        (str(folder / "train.py"), "write its path from there"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            packed.check_entry(folder, entry)
-
-
-def member(name: str, data: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+def member(name, data=b"", **fields):
     info = tarfile.TarInfo(name)
     info.size = len(data)
     for field, value in fields.items():
@@ -208,7 +149,7 @@ def member(name: str, data: bytes = b"", **fields: object) -> tuple[tarfile.TarI
     return info, data
 
 
-def archive_of(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+def archive_of(path, *members):
     with tarfile.open(path, "w:gz") as tar:
         for info, data in members:
             tar.addfile(info, io.BytesIO(data))
@@ -216,7 +157,7 @@ def archive_of(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 LINK = {"type": tarfile.SYMTYPE}
-BAD: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
+BAD = {
     "parent": ([member("a/../../x", b"x")], "leads out"),
     "absolute": ([member("/x", b"x")], "leads out"),
     "link to a parent": ([member("a", linkname="../x", **LINK)], "link that leads out"),
@@ -249,7 +190,7 @@ BAD: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_archive_leaves_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_bad_archive_leaves_nothing(tmp_path, kind):
     members, words = BAD[kind]
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -259,10 +200,10 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, kind: str) -> None:
     assert [path.name for path in inside.iterdir()] == ["bad.tar.gz"] and [*tmp_path.iterdir()] == [inside]
 
 
-def test_what_is_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_archive(tmp_path, monkeypatch):
     good = archive_of(tmp_path / "good.tar.gz", member("a", b"x" * 20_000)).read_bytes()
 
-    def refused(data: bytes, words: str) -> None:
+    def refused(data, words):
         (tmp_path / "bad.tar.gz").write_bytes(data)
         with pytest.raises(LaunchError, match=words):
             code.unpack_beside(tmp_path / "bad.tar.gz", tmp_path / "copy")
@@ -277,20 +218,7 @@ def test_what_is_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     refused(archive_of(tmp_path / "many", member("a", b"x"), member("b", b"x")).read_bytes(), "more than 1 files")
 
 
-def test_a_working_directory_that_is_too_deep(folder: Path) -> None:
-    file(folder, "a/" * 80 + "words.txt")
-    with pytest.raises(ConfigError, match=r"more than 64 folders in each other, in a/a"):
-        pack(folder)
-
-
-def test_modes_are_no_more_than_a_file_needs(tmp_path: Path) -> None:
+def test_modes_are_no_more_than_a_file_needs(tmp_path):
     archive = archive_of(tmp_path / "a.tar.gz", member("s", b"x", mode=0o6755), member("r", b"x", mode=0o000))
     code.unpack_beside(archive, tmp_path / "copy")
     assert [(tmp_path / "copy" / name).stat().st_mode & 0o7777 for name in "sr"] == [0o755, 0o600]
-
-
-def test_names() -> None:
-    good: Callable[[str], bool] = lambda name: not unsafe(name)  # noqa: E731
-    assert all(map(good, ("a", "a/b", ".hidden", "a b", "..a", "é")))
-    assert not any(map(good, ("", "/", "..", "a/..", "/a", "a\0b", ".", "x" * 1001)))
-    assert not link_leads_out("a/b", "../c") and link_leads_out("a", "../c") and link_leads_out("a/b", "../../c")

@@ -1,10 +1,7 @@
 """How much of the past is kept: the option, and the logs of a node."""
 
-from __future__ import annotations
-
 import math
 import os
-from pathlib import Path
 
 import pytest
 
@@ -27,12 +24,12 @@ DAY_S = 86_400.0
         ("forever", Keep(math.inf, NO_NUMBER)),
     ],
 )
-def test_keep_is_an_age_a_number_a_size_or_several(text: str, keep: Keep):
+def test_keep_is_an_age_a_number_a_size_or_several(text, keep):
     assert parse_keep(text) == keep
 
 
 @pytest.mark.parametrize("text", ["", "30w", "-1", "1d;2", "30d,,5", "1.5d", "10GB"])
-def test_a_keep_that_can_not_be_understood_is_refused_with_the_way_to_write_it(text: str):
+def test_a_keep_that_can_not_be_understood_is_refused_with_the_way_to_write_it(text):
     with pytest.raises(ConfigError, match=r"--keep-logs .* can't be understood: write 30d"):
         parse_keep(text, "--keep-logs")
 
@@ -41,7 +38,7 @@ def test_a_keep_that_can_not_be_understood_is_refused_with_the_way_to_write_it(t
     ("text", "left"),
     [("forever", 10), ("4", 4), ("5h", 5), ("5h,3", 3), ("1M", 2), ("5h,4,3M", 4), ("0", 0), ("0M", 1)],
 )
-def test_logs_of_ended_jobs_go_by_number_age_and_size(tmp_path: Path, text: str, left: int):
+def test_logs_of_ended_jobs_go_by_number_age_and_size(tmp_path, text, left):
     """Ten jobs ended, one an hour, each with 400 KiB of logs."""
     now = 1e9
     jobs = [f"job-{number}" for number in range(10)]
@@ -55,6 +52,6 @@ def test_logs_of_ended_jobs_go_by_number_age_and_size(tmp_path: Path, text: str,
     assert past_keeping(tmp_path, jobs, parse_keep(text), now) == jobs[: 10 - left]
 
 
-def test_a_job_without_a_folder_is_kept_by_number_alone(tmp_path: Path):
+def test_a_job_without_a_folder_is_kept_by_number_alone(tmp_path):
     assert past_keeping(tmp_path, ["job-1", "job-2"], parse_keep("1h"), 1e9) == []
     assert past_keeping(tmp_path, ["job-1", "job-2"], parse_keep("1h,1"), 1e9) == ["job-1"]

@@ -1,11 +1,8 @@
 """Trees that programs of users made: deeper than Python recurses, than paths can name, and closed to everybody."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ DEPTH = 3_000
 
 
 @pytest.fixture
-def deep(tmp_path: Path) -> Path:
+def deep(tmp_path):
     """Folders in each other, made by descriptors: no path names the last of them."""
     root = tmp_path / "deep"
     root.mkdir()
@@ -29,7 +26,7 @@ def deep(tmp_path: Path) -> Path:
     return root
 
 
-def test_any_depth_is_removed_and_walked(deep: Path) -> None:
+def test_any_depth_is_removed_and_walked(deep):
     assert 1_000 < sum(1 for _ in walk_files(deep, 100_000)) <= DEPTH
     assert sum(1 for _ in walk_files(deep, 10)) == 10
     remove_tree(deep)
@@ -37,7 +34,7 @@ def test_any_depth_is_removed_and_walked(deep: Path) -> None:
     remove_tree(deep)
 
 
-def test_closed_folders_and_links(tmp_path: Path) -> None:
+def test_closed_folders_and_links(tmp_path):
     kept, tree = tmp_path / "kept", tmp_path / "tree"
     (kept / "inside").mkdir(parents=True)
     (tree / "closed" / "below").mkdir(parents=True)
@@ -56,7 +53,7 @@ exec "$3" -c 'import sys, pathlib, bagua.base.trees as trees; trees.remove_tree(
 
 
 @pytest.mark.root
-def test_what_is_mounted_in_a_tree_stays(tmp_path: Path) -> None:
+def test_what_is_mounted_in_a_tree_stays(tmp_path):
     """A rank has bound its data into the folder of its code."""
     kept, tree = tmp_path / "kept", tmp_path / "tree"
     for folder in (kept, tree / "my data"):

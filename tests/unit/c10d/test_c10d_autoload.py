@@ -1,10 +1,7 @@
 """``import torch`` and other files of our name: ``_bagua_autoload`` names what is in the way, and never runs it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_python_takes_for_our_package_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_python_takes_for_our_package_is_found(name, tmp_path, monkeypatch):
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(OTHERS[name])
@@ -31,7 +28,7 @@ def test_what_python_takes_for_our_package_is_found(name: str, tmp_path: Path, m
     assert _bagua_autoload.in_the_way() == (str(file) if name in ("bagua.py", "bagua/__init__.py") else None)
 
 
-def test_a_module_that_is_loaded_already_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_is_loaded_already_is_found(monkeypatch):
     assert _bagua_autoload.in_the_way() is None and _bagua_autoload.NAME == NAME
     monkeypatch.setitem(sys.modules, "bagua", type(sys)("bagua"))
     assert _bagua_autoload.in_the_way() == "nothing"
@@ -47,7 +44,7 @@ dist.init_process_group("bagua", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 
-def test_torch_is_imported_beside_a_file_of_our_name(tmp_path: Path) -> None:
+def test_torch_is_imported_beside_a_file_of_our_name(tmp_path):
     (tmp_path / "bagua.py").write_text(BAD)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True

@@ -1,10 +1,5 @@
 """``--help`` of every command shows all words of its texts: rich takes text in brackets for markup, and drops it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from typer import rich_utils
 from typer.main import get_command
@@ -18,7 +13,7 @@ WIDE = 1000
 FRAMES = str.maketrans("│╭╮╰╯─", " " * 6)
 
 
-def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+def commands(command, *path):
     """All of the command line, but those that become another program."""
     yield path
     for name, below in getattr(command, "commands", {}).items():
@@ -26,7 +21,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
             yield from commands(below, *path, name)
 
 
-def words(text: str) -> str:
+def words(text):
     """Without frames and line ends."""
     return " ".join(text.translate(FRAMES).split())
 
@@ -36,9 +31,9 @@ CASES = [(app, path) for path in commands(get_command(app))] + [(node, ())]
 
 
 @pytest.mark.parametrize(("program", "path"), CASES, ids=lambda one: "/".join(one) if isinstance(one, tuple) else "")
-def test_help_shows_all_words(program: Any, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_all_words(program, path, monkeypatch):
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", WIDE)
-    command: Any = get_command(program)
+    command = get_command(program)
     for name in path:
         command = command.commands[name]
     done = CliRunner().invoke(program, [*path, "--help"], env={"COLUMNS": str(WIDE)})

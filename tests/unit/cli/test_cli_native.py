@@ -1,10 +1,7 @@
 """Leaving a build of the core ends everything that it started, compilers in process groups of their own too."""
 
-from __future__ import annotations
-
 import os
 import select
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ time.sleep(300)
 """
 
 
-def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_leaving_a_build_ends_its_compilers(tmp_path, monkeypatch):
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     monkeypatch.setattr(native, "_BUILD", _BUILDER.format(fifo=str(fifo)))
@@ -33,13 +30,13 @@ def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.
     try:
         monkeypatch.setattr(native, "TELL_S", 0.001)
         monkeypatch.setattr(native, "progress", lambda kind: Progress("toy", tmp_path, 3))
-        told: list[str] = []
+        told = []
         with native.NativeBuild() as build:
             assert select.select([reader], [], [], 60)[0]
             assert os.read(reader, 1) == b"x"
             assert build.running
 
-            def tell(words: str) -> None:
+            def tell(words):
                 told.append(words)
                 raise KeyboardInterrupt
 
@@ -53,7 +50,7 @@ def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.
         os.close(reader)
 
 
-def test_a_build_that_fails_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch):
+def test_a_build_that_fails_is_told_in_its_words(monkeypatch):
     monkeypatch.setattr(native, "_BUILD", "raise SystemExit('no compiler: install g++')")
     with native.NativeBuild() as build, pytest.raises(BuildError, match="no compiler: install g"):
         build.wait()

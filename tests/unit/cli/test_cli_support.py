@@ -1,17 +1,13 @@
 """A support bundle: bounded, and without secrets."""
 
-from __future__ import annotations
-
 import json
 import tarfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.errors import ConfigError
-from bagua.cli import support_bundle as support
 from bagua.cli.bundle import ENTRY_BYTES, Bundle, scrub
 
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEplanted0\n-----END EC PRIVATE KEY-----"
@@ -33,40 +29,33 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("text", "secret"), PLANTED)
-def test_planted_secrets_are_removed(text: str, secret: str) -> None:
+def test_planted_secrets_are_removed(text, secret):
     shown = scrub(f"before {text} after", ["knownplanted10"])
     assert secret not in shown and "***" in shown
     assert shown.startswith("before ") and shown.endswith(" after")
 
 
-def test_other_texts_stay() -> None:
+def test_other_texts_stay():
     text = (
         'rank 3 on node a: MAX_TOKENS=12 BAGUA_TOKEN_FILE=/x {"step": 7, "key_size": 4} --lr 0.1 http://a:70/b 1 true'
     )
     assert scrub(text, ["1", "true", ""]) == text
 
 
-@given(st.text(alphabet=st.characters(codec="ascii", exclude_characters="\"'"), max_size=80), st.text(max_size=80))
-@settings(max_examples=60, deadline=None)
-def test_a_known_secret_is_never_left(before: str, after: str) -> None:
-    assert "planted-secret" not in scrub(f"{before}planted-secret{after}", ["planted-secret"])
-
-
-def read(path: Path) -> dict[str, bytes]:
+def read(path):
     with tarfile.open(path) as tar:
         found = {}
         for member in tar.getmembers():
             assert member.isfile() and member.name.startswith("bagua-support/")
             file = tar.extractfile(member)
-            assert file is not None
             found[member.name.removeprefix("bagua-support/")] = file.read()
     return found
 
 
-def test_a_bundle_is_bounded_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_bundle_is_bounded_and_says_what_is_missing(tmp_path):
     bundle = Bundle(["planted-secret"], most=ENTRY_BYTES + 1000)
 
-    def fails() -> str:
+    def fails():
         raise ConfigError("no such planted-secret")
 
     bundle.collect("away.txt", fails)
@@ -84,17 +73,7 @@ def test_a_bundle_is_bounded_and_says_what_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "b.tar.gz"]
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [("absent/bundle.tar.gz", "there is no folder"), (".", "it is a folder. Name a file"), ("file/x", "no folder")],
-)
-def test_a_place_that_can_not_be_written_is_told_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
-) -> None:
-    def work() -> dict[str, str]:
-        raise AssertionError
-
-    monkeypatch.setattr(support, "versions", work)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"can't be written: .*{words}.*BG109"):
-        support.support_bundle(file=tmp_path / path)
+@given(st.text(alphabet=st.characters(codec="ascii", exclude_characters="\"'"), max_size=80), st.text(max_size=80))
+@settings(max_examples=60, deadline=None)
+def test_a_known_secret_is_never_left(before, after):
+    assert "planted-secret" not in scrub(f"{before}planted-secret{after}", ["planted-secret"])

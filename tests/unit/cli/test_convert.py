@@ -1,18 +1,15 @@
 """``bagua convert``: what it changes in which text, what it leaves, and what it says. ``test_torch_converted.py`` runs
 scripts before and after."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from bagua.base.errors import UsageError
 from bagua.cli.app import app
-from bagua.convert import Converted, convert
+from bagua.convert import convert
 
 DDP = "bagua.data_parallel.DistributedDataParallel"
 OURS = "from bagua.torch_api.data_parallel import DistributedDataParallel"
@@ -21,12 +18,12 @@ BEGIN = "bagua.init_process_group()"
 BOTH = "cpu:bagua,cuda:nccl"
 
 
-def one(text: str | bytes, *others: str) -> Converted:
+def one(text, *others):
     given = {"train.py": text.encode() if isinstance(text, str) else text}
     return convert(given | {f"other{n}.py": other.encode() for n, other in enumerate(others)})[0]
 
 
-def after(text: str, *others: str) -> str:
+def after(text, *others):
     return one(text, *others).after.decode()
 
 
@@ -69,7 +66,7 @@ WRAPPED = f"import torch\nmodel = {DDP}(model)\n"
         ),
     ],
 )
-def test_calls_of_init_process_group(call: str, wanted: str) -> None:
+def test_calls_of_init_process_group(call, wanted):
     assert after(f"{WRAP}{call}\n") == f"{IMPORT}{WRAPPED}{wanted}\n"
 
 
@@ -87,7 +84,7 @@ def test_calls_of_init_process_group(call: str, wanted: str) -> None:
         ("import torch\nbegin = torch.distributed.init_process_group", "begin"),
     ],
 )
-def test_names_of_init_process_group(imports: str, name: str) -> None:
+def test_names_of_init_process_group(imports, name):
     assert after(f"{imports}\n{name}('gloo')\n", WRAP) == f"{IMPORT}{imports}\n{BEGIN}\n"
     inside = f"def f():\n    {imports.splitlines()[0]}\n    {name}('gloo')\n"
     if "\n" not in imports and "*" not in imports:
@@ -118,26 +115,11 @@ def test_names_of_init_process_group(imports: str, name: str) -> None:
         ("import torch\ndef f(m: torch.nn.parallel.DistributedDataParallel): 0", f"import torch\ndef f(m: {DDP}): 0"),
     ],
 )
-def test_names_of_the_class(before: str, wanted: str) -> None:
+def test_names_of_the_class(before, wanted):
     assert after(f"{before}\n") == f"{IMPORT}{wanted}\n"
 
 
-def test_long_sums_are_read_and_deeper_texts_refused() -> None:
-    begin = 'import torch.distributed as dist\ndist.init_process_group("gloo")\nx = '
-    [found] = convert({"train.py": f"{begin}{' + '.join(['1'] * 1_200)}\n".encode()})
-    assert found.changes == 1
-    with pytest.raises(UsageError, match="BG102"):
-        convert({"train.py": f"{begin}{'-' * 20_000}1\n".encode()})
-
-
-def test_f_strings_are_left() -> None:
-    text = "import torch\nprint(f'{torch.nn.parallel.DistributedDataParallel.__name__} {1:{2}}')\n"
-    done = one(text + WRAP.splitlines()[1] + "\n")
-    assert done.after.decode() == IMPORT + text + WRAPPED.splitlines()[1] + "\n"
-    assert any(note.line == 2 and "f-string" in note.text for note in done.notes)
-
-
-def test_names_that_mean_something_else_are_left() -> None:
+def test_names_that_mean_something_else_are_left():
     text = "import dist, nn\nclass C:\n    def f(dist): dist.init_process_group('gloo')\n"
     text += "nn.parallel.DistributedDataParallel(m)\n"
     done = one(text)
@@ -161,13 +143,13 @@ def test_names_that_mean_something_else_are_left() -> None:
         ("import os\ntry:\n    import torch.cuda\nfinally: 0\n", "import os\n" + IMPORT),
     ],
 )
-def test_the_library_is_imported_where_it_may_be(head: str, wanted: str) -> None:
+def test_the_library_is_imported_where_it_may_be(head, wanted):
     found = after(head + WRAP)
     assert wanted in found and found.count("import bagua") == 1
     compile(found, "train.py", "exec")
 
 
-def test_a_name_that_is_taken_and_an_import_that_is_there() -> None:
+def test_a_name_that_is_taken_and_an_import_that_is_there():
     assert "import bagua.torch_api as bagua_api\n" in after(f"bagua = 1\n{WRAP}")
     theirs = after(f"import bagua.torch_api as b\n{WRAP}b.init_process_group()\n")
     assert theirs.count("import bagua") == 1 and "b.data_parallel.Dist" in theirs
@@ -175,7 +157,7 @@ def test_a_name_that_is_taken_and_an_import_that_is_there() -> None:
     assert inside.startswith(IMPORT + "@decorated")
 
 
-def test_bytes_that_are_not_changed_stay() -> None:
+def test_bytes_that_are_not_changed_stay():
     text = "# ä\r\nå = 'ö'; import torch; torch.nn.parallel.DistributedDataParallel(å)\r\n# no end"
     wanted = f"# ä\r\nå = 'ö'; import torch; {DDP}(å)\r\n# no end".replace("å = 'ö'", f"{IMPORT.strip()}\r\nå = 'ö'")
     assert one(b"\xef\xbb\xbf" + text.encode()).after == b"\xef\xbb\xbf" + wanted.encode()
@@ -187,24 +169,13 @@ def test_bytes_that_are_not_changed_stay() -> None:
         convert({"train.ipynb": b'{"cells": []}'})
 
 
-def test_files_that_were_converted_alone_are_converted_together() -> None:
+def test_files_that_were_converted_alone_are_converted_together():
     helper = "import torch.distributed as dist\ndist.init_process_group('gloo', rank=r, world_size=2)\n"
     alone = [one(WRAP).after.decode(), one(helper).after.decode()]
     assert BEGIN not in "".join(alone)
     together = after(alone[1], alone[0])
     assert together == after(helper, WRAP)
     assert after(together, alone[0]) == together
-
-
-def test_arguments_that_are_not_seen_stay_and_the_library_begins() -> None:
-    call = "torch.distributed.init_process_group(**options)\n"
-    assert after(WRAP + call) == f"{IMPORT}{WRAPPED}{call}{BEGIN}\n"
-
-
-def test_a_file_is_told_what_another_one_lacks_only_where_it_matters() -> None:
-    begin = "import torch.distributed as dist\ndist.init_process_group('bagua')\n"
-    for first, other in (("print()\n", WRAP), ("print()\n", begin), (begin, "print()\n")):
-        assert not one(first, other).notes
 
 
 @pytest.mark.parametrize(
@@ -216,38 +187,14 @@ def test_a_file_is_told_what_another_one_lacks_only_where_it_matters() -> None:
         "torch.distributed.device_mesh.init_device_mesh('cpu', (2,))",
     ],
 )
-def test_ddp_that_needs_torchs_own_gets_the_backend(obstacle: str) -> None:
+def test_ddp_that_needs_torchs_own_gets_the_backend(obstacle):
     text = f"{WRAP}torch.distributed.init_process_group('gloo')\n{obstacle}\n"
     done = one(text)
     assert done.after.decode() == text.replace("'gloo'", '"bagua"')
     assert any(note.line == 4 and "stays torch's" in note.text for note in done.notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("from transformers import Trainer\n", "-m bagua.accelerate {file}"),
-        ("from accelerate import Accelerator\n", "-m bagua.accelerate {file}"),
-        ("import lightning as L\nL.Trainer(strategy='ddp')\n", 'strategy="bagua"'),
-        ("import pytorch_lightning as pl\n", 'strategy="bagua"'),
-        ("import horovod.torch as hvd\n", "with_bagua"),
-        ("import torch\ntorch.nn.DataParallel(model)\n", "DataParallel"),
-        (WRAP, "init_process_group"),
-        ("import torch.distributed as dist\ndist.init_process_group('gloo')\n", "only the backend"),
-        ("print()\n", "neither"),
-        ("import torch.multiprocessing as mp\nmp.spawn(f)\n" + WRAP, "run it with python"),
-        (WRAP + "p.add_argument('--local_rank', type=int)\n", "LOCAL_RANK"),
-        (WRAP + "torch.distributed.init_process_group('gloo', timeout=t)\n", "BAGUA_WAIT_TIMEOUT_S"),
-        (WRAP + "torch.distributed.init_process_group(**options)\n", "can't be seen"),
-        (WRAP + "class D(torch.nn.parallel.DistributedDataParallel): ...\n", "subclass"),
-    ],
-)
-def test_advice(text: str, words: str) -> None:
-    done = one(text)
-    assert any(words in note.text for note in done.notes), done.notes
-
-
-def test_the_command_writes_when_it_is_told_to(tmp_path: Path) -> None:
+def test_the_command_writes_when_it_is_told_to(tmp_path):
     script, helper = tmp_path / "train.py", tmp_path / "helper.py"
     script.write_text(WRAP)
     helper.write_text("import torch.distributed as dist\ndef begin():\n    dist.init_process_group('gloo')\n")

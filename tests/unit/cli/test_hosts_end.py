@@ -1,9 +1,6 @@
 """A node of Slurm whose daemon does not start tells whoever waits for it: a step of srun goes on without one."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 from rig.limits import SOON_S
@@ -22,7 +19,7 @@ exec cat <&3 >/dev/null
 
 
 @pytest.fixture
-def srun(tmp_path: Path) -> str:
+def srun(tmp_path):
     path = tmp_path / "srun"
     path.write_text(SRUN)
     path.chmod(0o755)
@@ -34,9 +31,7 @@ def srun(tmp_path: Path) -> str:
     [({}, "It ended with code 1. Last words of all: "), ({"token": "t"}, "is a link: somebody else made it.")],
     ids=["the daemon", "before it"],
 )
-def test_a_node_without_a_daemon_is_named(
-    files: dict[str, str], words: str, srun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_a_daemon_is_named(files, words, srun, tmp_path, monkeypatch):
     runtime = tmp_path / "runtime"
     runtime.mkdir()
     (runtime / "bagua").symlink_to(tmp_path)
@@ -56,7 +51,7 @@ def test_a_node_without_a_daemon_is_named(
     assert not list((tmp_path / "shared").iterdir())
 
 
-def test_folders_of_jobs_that_slurm_has_no_more_go(tmp_path: Path) -> None:
+def test_folders_of_jobs_that_slurm_has_no_more_go(tmp_path):
     """With the token and the certificates in them; `scancel` kills who would remove them."""
     shared = tmp_path / "shared"
     for name in ("7-abc", "8-def", "70-ghi", "notes"):

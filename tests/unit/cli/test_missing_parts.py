@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-
-import bagua.torch_api as bagua
 
 ROOT = Path(__file__).resolve().parents[3]
 # As on another system: its name, and none of the modules that only Linux and its like have.
@@ -23,15 +19,8 @@ for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"):
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
-
-
-def test_other_names_are_missed_as_ever() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
-        bagua.nosuch  # noqa: B018
-    with pytest.raises(ModuleNotFoundError, match="No module named"):
-        importlib.import_module("bagua.torch_api.nosuch")
 
 
 @pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
@@ -45,19 +34,13 @@ def test_other_systems_are_refused_in_words(platform: str, name: str, command: s
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_the_library_refuses_them_before_anything_else(platform: str) -> None:
+def test_the_library_refuses_them_before_anything_else(platform):
     rest = "try:\n    import bagua.torch_api\nexcept ImportError as error:\n    print(error, 'torch' in sys.modules)"
     done = run("-P", "-c", ELSEWHERE.format(platform=platform, rest=rest))
     assert done.stdout.startswith("Bagua runs on Linux, and this is ") and done.stdout.endswith(" False\n"), done
 
 
-def test_the_development_tool_refuses_them() -> None:
-    rest = f"sys.argv = ['dev.py', 'demo']\nrunpy.run_path({str(ROOT / 'deploy' / 'dev.py')!r}, run_name='__main__')"
-    done = run("-c", ELSEWHERE.format(platform="darwin", rest=rest))
-    assert done.returncode == 1 and done.stderr.startswith("Bagua runs on Linux alone"), done
-
-
-def test_the_development_tool_names_the_package_of_venv(tmp_path: Path) -> None:
+def test_the_development_tool_names_the_package_of_venv(tmp_path):
     """Debian's python3 can't make environments by itself. A second try would find half of one."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
@@ -67,19 +50,3 @@ def test_the_development_tool_names_the_package_of_venv(tmp_path: Path) -> None:
     )
     done = run("-c", code)
     assert done.returncode == 1 and "apt-get install python3-venv" in done.stderr, done
-
-
-def test_the_example_names_its_package() -> None:
-    rest = "sys.modules['sklearn'] = None\nrunpy.run_module('bagua.examples.digits', run_name='__main__')"
-    done = run("-P", "-c", f"import runpy, sys\n{rest}")
-    assert done.returncode == 1
-    assert done.stderr == 'sklearn is not installed, and this example needs it: pip install "bagua[examples]"\n'
-
-
-def test_torch_does_not_warn_of_numpy() -> None:
-    """It does in every process where numpy is not installed: ours depends on it, though no code of ours imports it."""
-    code = "import sys, warnings\nsys.modules['numpy'] = None\nwarnings.simplefilter('always')\nimport torch\n"
-    code += "torch.zeros(1).tolist(); torch.tensor([1.0])"
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    silent_without = "NumPy" not in run("-P", "-c", code).stderr
-    assert silent_without or any(name.startswith("numpy") for name in needed)

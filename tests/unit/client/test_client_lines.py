@@ -3,7 +3,7 @@
 from bagua.client.lines import MAX_PARTIAL_BYTES, LineAssembler
 
 
-def test_chunks_that_end_anywhere() -> None:
+def test_chunks_that_end_anywhere():
     lines = LineAssembler()
     text = "Grüße\nzwei\n".encode()
     found = [line for i in range(len(text)) for line in lines.feed(text[i : i + 1], now=0.0)]
@@ -11,18 +11,7 @@ def test_chunks_that_end_anywhere() -> None:
     assert lines.finish() == []
 
 
-def test_last_line_without_end() -> None:
-    lines = LineAssembler()
-    assert lines.feed(b"one\ntwo", 0.0) == ["one"]
-    assert lines.finish() == ["two"]
-    assert lines.finish() == []
-
-
-def test_windows_line_ends_and_empty_lines_are_kept() -> None:
-    assert LineAssembler().feed(b"a\r\n\r\nb\n", 0.0) == ["a", "", "b"]
-
-
-def test_redraws_are_thinned_and_the_last_one_stays() -> None:
+def test_redraws_are_thinned_and_the_last_one_stays():
     lines = LineAssembler()
     found = []
     for i in range(18):
@@ -31,17 +20,13 @@ def test_redraws_are_thinned_and_the_last_one_stays() -> None:
     assert lines.feed(b"\r100 %\ndone\n", now=5.0) == ["100 %", "done"]
 
 
-def test_redraw_ending_with_the_carriage_return() -> None:
+def test_redraw_ending_with_the_carriage_return():
     lines = LineAssembler()
     found = lines.feed(b"10 %\r", 0.0) + lines.feed(b"20 %\r", 2.0) + lines.feed(b"30 %\n", 4.0)
     assert found == ["10 %", "30 %"]
 
 
-def test_endless_line_is_cut() -> None:
+def test_endless_line_is_cut():
     lines = LineAssembler()
     assert len(lines.feed(b"x" * (MAX_PARTIAL_BYTES + 1), 0.0)) == 1
     assert lines.finish() == []
-
-
-def test_bytes_that_are_no_text() -> None:
-    assert LineAssembler().feed(b"\xff\xfe\n", 0.0) == ["��"]

@@ -1,7 +1,5 @@
 """The authorization table covers every call, and its decisions are those of a plain table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc_health.v1.health_pb2 as health_pb2
@@ -20,7 +18,7 @@ from bagua.proto import account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2
 FILES = (account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2, health_pb2, reflection_pb2)
 
 
-def every_method() -> set[str]:
+def every_method():
     return {
         f"/{service.full_name}/{method.name}"
         for file in FILES
@@ -70,7 +68,7 @@ JOBS = st.sampled_from(["job-1", "job-2", ""])
 
 
 @st.composite
-def callers(draw: st.DrawFn) -> Identity:
+def callers(draw):
     role = draw(st.sampled_from(list(Role)))
     namespace = EVERYWHERE
     if role is Role.SUBMIT or (role is Role.READ and draw(st.booleans())):
@@ -79,7 +77,7 @@ def callers(draw: st.DrawFn) -> Identity:
     return Identity(draw(NAMES), role, namespace, scope)
 
 
-def plain(caller: Identity, name: str, job_id: str, job: Owned | None) -> bool:
+def plain(caller, name, job_id, job):
     letters = next(letters for letters, names in PLAIN.items() if name in names.split())
     if LETTERS[caller.role] not in letters:
         return False
@@ -94,7 +92,7 @@ def plain(caller: Identity, name: str, job_id: str, job: Owned | None) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(callers(), st.sampled_from(sorted(TABLE)), JOBS, st.none() | st.builds(Owned, SPACES, NAMES))
-def test_decisions_are_those_of_a_plain_table(caller: Identity, method: str, job_id: str, job: Owned | None):
+def test_decisions_are_those_of_a_plain_table(caller, method, job_id, job):
     rule, name = TABLE[method], method.rpartition("/")[2]
     known = job if needs_owner(caller, rule) else None
     early, verdict = decide(caller, rule), decide(caller, rule, job_id, known)
@@ -104,5 +102,5 @@ def test_decisions_are_those_of_a_plain_table(caller: Identity, method: str, job
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_call_without_an_entry_is_nobodys(role: Role):
+def test_a_call_without_an_entry_is_nobodys(role):
     assert decide(Identity("x", role), _NOT_IN_TABLE) is Verdict.ROLE

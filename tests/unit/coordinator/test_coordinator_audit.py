@@ -1,10 +1,7 @@
 """Rows of the audit log on their way to the database."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 from bagua.base.errors import UnavailableError
 from bagua.base.retention import Keep
@@ -12,12 +9,12 @@ from bagua.daemon.coordinator.rules.identity import ADMINISTRATOR
 from bagua.daemon.coordinator.use.audit import Audit
 
 
-async def written_by_two() -> list[str]:
+async def written_by_two():
     """Two flush at once, as the writer and somebody who reads the log do; the first try fails."""
-    written: list[str] = []
+    written = []
     tries = 0
 
-    async def write(work: Any) -> None:
+    async def write(work):
         nonlocal tries
         tries += 1
         await asyncio.sleep(0)
@@ -25,8 +22,8 @@ async def written_by_two() -> list[str]:
             raise UnavailableError("not now")
         work(SimpleNamespace(add_audit=lambda rows: written.extend(row["target"] for row in rows)))
 
-    worker: Any = SimpleNamespace(write=write)
-    clock: Any = SimpleNamespace(wall=lambda: 1.0)
+    worker = SimpleNamespace(write=write)
+    clock = SimpleNamespace(wall=lambda: 1.0)
     audit = Audit(worker, clock, Keep())
     for target in "abc":
         audit.add(ADMINISTRATOR, "/bagua.v1.JobService/GetJob", target, "OK", "", "")

@@ -1,7 +1,5 @@
 """Elastic jobs: planned changes, pauses, and waits for nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -37,14 +35,6 @@ def test_scale_down_and_up():
     c.ready("b")
     c.enter()
     assert c.joining() == [("c", [8, 9])]
-
-
-def test_newcomers_that_are_not_wanted_any_more():
-    c = Cluster("a", most=3)
-    c.there("b", "c")
-    c.decide()
-    c.asks(requests.scale, 2)
-    assert c.joining() == [("b", [2, 3])] and c.job.failures == 0
 
 
 def test_a_node_leaves_after_its_step_also_when_its_newcomers_are_not_wanted_any_more():
@@ -157,14 +147,6 @@ def test_a_loss_in_a_pause():
     )
 
 
-def test_a_broken_connection_in_a_pause():
-    c = Cluster("ab")
-    c.asks(requests.pause)
-    c.says("a", entered=1, suspended="host 1 hung up", suspended_nodes=("b",))
-    assert c.decide(100.0).generation == 2
-    assert c.asks(requests.resume).plan is Plan.AT_ONCE
-
-
 def test_below_the_minimum_a_job_waits():
     c = Cluster("ab", least=2)
     c.says("b", killed(2), killed(3))
@@ -190,40 +172,12 @@ def test_newcomers_end_a_wait():
     assert (job.generation, job.plan, c.members()) == (4, Plan.PLANNED, [("a", [0, 1]), ("b", [4, 5])])
 
 
-def test_newcomers_that_die_meanwhile_leave_it_waiting():
-    c = Cluster("ab", least=2)
-    c.says("b", killed(2), killed(3), phase=Phase.STOPPED)
-    c.says("a", entered=1, suspended="host 1 hung up", suspended_nodes=("b",))
-    c.decide()
-    c.ready("b")
-    c.says("b", killed(4), killed(5))
-    c.decide()
-    assert c.job.state is JobState.RUNNING, "everybody enters first"
-    job = c.enter()
-    assert (job.state, job.plan, job.reason) == (JobState.WAITING, Plan.HOLD, "1 of 2 nodes")
-
-
 def test_the_last_one_dies_while_the_job_waits():
     c = Cluster("ab", least=2)
     c.says("b", killed(2), killed(3), phase=Phase.STOPPED)
     c.decide()
     c.says("a", killed(0), killed(1))
     assert (c.decide().state, c.job.outcome) == (JobState.STOPPING, JobState.FAILED)
-
-
-def test_a_wait_that_nobody_could_end_is_none():
-    c = Cluster("ab", least=2, takes=False)
-    c.says("b", killed(2), killed(3))
-    job = c.decide()
-    assert (job.state, job.outcome) == (JobState.STOPPING, JobState.FAILED)
-    assert job.reason.endswith("the job needs at least 2: its program takes no newcomers")
-
-
-def test_a_waiting_job_can_be_cancelled():
-    c = Cluster("ab")
-    c.asks(requests.pause)
-    c.job = replace(c.job, cancel_reason="cancelled")
-    assert c.decide().outcome is JobState.CANCELLED
 
 
 # ---- wishes that can't be met

@@ -1,12 +1,10 @@
 """Decisions about one job: placement, causes, ends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-from bagua.daemon.coordinator.rules.decide import TRANSITIONS, Decision, apply, decide
+from bagua.daemon.coordinator.rules.decide import Decision, apply, decide
 from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
     JobSpec,
@@ -17,24 +15,22 @@ from bagua.daemon.coordinator.rules.domain import (
     Phase,
     RankState,
 )
-from bagua.daemon.coordinator.rules.observe import forget, observe, rank_list
+from bagua.daemon.coordinator.rules.observe import forget, observe
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.placement import keep
-from bagua.daemon.coordinator.streams.directives import Run, concerns, wish
-from bagua.proto import node_pb2
+from bagua.daemon.coordinator.streams.directives import concerns, wish
 
 OPTIONS = Options(lease_s=10, settle_s=1, start_s=600, fence_s=60)  # gone after 63 s
 
 
-def spec(nnodes: int = 2, nproc: int = 2, timeout: float = 30) -> JobSpec:
+def spec(nnodes=2, nproc=2, timeout=30):
     return JobSpec("job", nnodes, nproc, timeout, 5.0, 0, b"")
 
 
-def node(name: str, slots: int = 2, used: int = 0, connected: bool = True, heard: float = 100.0) -> NodeView:
+def node(name, slots=2, used=0, connected=True, heard=100.0):
     return NodeView(name, f"host-{name}", "10.0.0.1", "boot", slots, used, connected, heard)
 
 
-def nodes(*views: NodeView) -> dict[str, NodeView]:
+def nodes(*views):
     return {view.node_id: view for view in views}
 
 
@@ -44,16 +40,16 @@ AB = nodes(node("a"), node("b"))
 WALL = 1e9  # by the clock for people: no decision depends on it
 
 
-def job(**more) -> JobRecord:
+def job(**more):
     return JobRecord("job-1", spec(), created_at=WALL, submitted_clock=100.0, **more)
 
 
-def placed() -> JobRecord:
+def placed():
     start = job()
     return apply(start, decide(start, AB, 100.0, OPTIONS), 100.0, WALL)[0]
 
 
-def of_releases(**numbers: int) -> dict[str, NodeView]:
+def of_releases(**numbers):
     return {name: replace(node(name), wire_version=number, version=f"1.{number}") for name, number in numbers.items()}
 
 
@@ -66,58 +62,38 @@ def of_releases(**numbers: int) -> dict[str, NodeView]:
         ({"a": 0, "b": 0, "c": 1}, 2, "ab"),  # daemons that do not say it are of one release
     ],
 )
-def test_a_job_is_placed_over_nodes_that_can_talk(numbers: dict[str, int], nnodes: int, expected: str):
+def test_a_job_is_placed_over_nodes_that_can_talk(numbers, nnodes, expected):
     record = replace(job(), spec=spec(nnodes))
     decision = decide(record, of_releases(**numbers), 100.0, OPTIONS)
     assert decision.placement is not None and [view.node_id for view in decision.placement] == list(expected)
 
 
-def test_a_job_waits_rather_than_over_nodes_that_can_not_talk():
-    record = job()
-    decision = decide(record, of_releases(a=1, b=2), 100.0, OPTIONS)
-    assert decision.placement is None and decision.state is None
-    assert decision.reason == (
-        "needs 2 nodes with 2 free slots each; connected: a (2 of 2 free), b (2 of 2 free). They can't work on one "
-        "job: a: bagua 1.1 (wire version 1); b: bagua 1.2 (wire version 2). Upgrade the older ones"
-    )
-    assert keep(record.spec, of_releases(a=1, b=2).values()) == frozenset()
-    assert keep(record.spec, of_releases(a=1, b=2, c=1).values()) == {"a", "c"}
-    assert (
-        decide(
-            replace(record, spec=replace(record.spec, elastic=True, min_nodes=1)), of_releases(a=1, b=2), 100.0, OPTIONS
-        )
-        .placement[0]
-        .node_id
-        == "b"
-    )
-
-
-def says(record: JobRecord, name: str, phase: Phase = Phase.STARTED, now: float = 101.0, **more) -> JobRecord:
+def says(record, name, phase=Phase.STARTED, now=101.0, **more):
     ranks = more.pop("ranks", ())
     fact = LocalJob(record.job_id, record.generation, phase, ranks=tuple(ranks), **more)
     return observe(record, name, more.pop("boot_id", "boot"), fact, now, WALL)[0]
 
 
-def ran(*ranks: int) -> list[LocalRank]:
+def ran(*ranks):
     return [LocalRank(rank, RankState.RUNNING, pid=1) for rank in ranks]
 
 
-def over(rank: int, **more) -> LocalRank:
+def over(rank, **more):
     return LocalRank(rank, RankState.EXITED, pid=1, **more)
 
 
-def running() -> JobRecord:
+def running():
     record = says(says(placed(), "a", ranks=ran(0, 1)), "b", ranks=ran(2, 3))
     return step(record, 102.0)
 
 
-def told(record: JobRecord) -> dict[str, Run | node_pb2.StopJob]:
+def told(record):
     """Node -> its wish, for every node that has something to do."""
     now = wish(record)
     return {} if now is None else {host.node_id: now for host in record.hosts if concerns(now, host)}
 
 
-def step(record: JobRecord, now: float, views: dict[str, NodeView] = AB) -> JobRecord:
+def step(record, now, views=AB):
     return apply(record, decide(record, views, now, OPTIONS), now, WALL + now)[0]
 
 
@@ -138,25 +114,6 @@ def test_the_first_nodes_by_id_are_taken_and_ranks_are_contiguous():
     assert record.reason == "placed on b, c"
 
 
-def test_the_reason_to_wait_says_what_is_missing_in_figures():
-    big = replace(job(), spec=spec(2, 4))
-    decision = decide(big, nodes(node("a", 2), node("b", 2, used=1), node("c", 8, connected=False)), 100, OPTIONS)
-    assert decision.state is None
-    assert decision.reason == "needs 2 nodes with 4 free slots each; connected: a (2 of 2 free), b (1 of 2 free)"
-    assert decision.wake_at == 130.0
-
-
-def test_many_nodes_are_not_all_named():
-    decision = decide(job(), nodes(*(node(f"n{i:02}", 1) for i in range(40))), 100, OPTIONS)
-    assert decision.reason is not None and decision.reason.endswith("n09 (1 of 1 free) and 30 more")
-
-
-def test_a_job_that_may_not_wait_fails_at_the_first_decision():
-    impatient = replace(job(), spec=spec(1, 1, timeout=0))
-    decision = decide(impatient, {}, 100.01, OPTIONS)
-    assert (decision.state, decision.reason) == (JobState.FAILED, "needs 1 node with 1 free slot; connected: none")
-
-
 def test_waiting_ends_with_the_timeout():
     assert decide(job(), {}, 129.9, OPTIONS).state is None
     decision = decide(job(), {}, 130.0, OPTIONS)
@@ -170,11 +127,6 @@ def test_after_a_restart_nodes_get_time_to_come_back():
     assert decide(job(), {}, 510.0, options).state is JobState.FAILED
 
 
-def test_a_pending_job_is_cancelled_at_once():
-    decision = decide(replace(job(), cancel_reason="cancelled: no more"), AB, 100, OPTIONS)
-    assert (decision.state, decision.reason) == (JobState.CANCELLED, "cancelled: no more")
-
-
 # ---- running
 
 
@@ -183,32 +135,6 @@ def test_running_when_every_rank_was_started():
     assert decide(half, AB, 101, OPTIONS) == Decision(wake_at=700.0)
     assert running().state is JobState.RUNNING
     assert running().reason == "all 4 ranks started"
-
-
-def test_a_rank_that_is_over_already_counts_as_started():
-    record = says(says(placed(), "a", ranks=[over(0), *ran(1)]), "b", ranks=ran(2, 3))
-    assert step(record, 102).state is JobState.RUNNING
-
-
-def test_success_goes_through_a_stop_that_closes_the_engines():
-    record = says(says(running(), "a", ranks=[over(0), over(1)]), "b", ranks=[over(2), over(3)])
-    record = step(record, 103)
-    assert (record.state, record.outcome) == (JobState.STOPPING, JobState.SUCCEEDED)
-    assert all(isinstance(wish, node_pb2.StopJob) for wish in told(record).values())
-    record = says(record, "a", Phase.STOPPED)
-    assert step(record, 104).state is JobState.STOPPING
-    assert set(told(record)) == {"b"}
-    record = step(says(record, "b", Phase.STOPPED), 105)
-    assert (record.state, record.reason) == (JobState.SUCCEEDED, "all 4 ranks ended with exit code 0")
-    assert record.finished_at == WALL + 105
-    assert told(record) == {}
-
-
-def test_engine_addresses_are_sent_once_all_are_known():
-    record = says(placed(), "a", engine_address="10.0.0.1:5")
-    assert told(record)["b"] == Run("job-1", 1)
-    record = says(record, "b", engine_address="10.0.0.2:6")
-    assert told(record)["b"] == Run("job-1", 1, ("10.0.0.1:5", "10.0.0.2:6"))
 
 
 # ---- causes
@@ -237,7 +163,7 @@ def test_engine_addresses_are_sent_once_all_are_known():
         (over(3, exit_code=-99, signal=99), "rank 3 on node b was killed by signal 99"),
     ],
 )
-def test_a_rank_that_ends_badly_fails_the_job_at_once(rank: LocalRank, reason: str):
+def test_a_rank_that_ends_badly_fails_the_job_at_once(rank, reason):
     record = step(says(running(), "b", ranks=[rank]), 103)
     assert (record.state, record.outcome, record.reason) == (JobState.STOPPING, JobState.FAILED, reason)
 
@@ -273,11 +199,6 @@ def test_what_follows_from_a_death_waits_for_its_cause():
     assert step(record, 104.0).reason == "node a (host-a): the connection to node b is lost"
 
 
-def test_an_error_at_launch_does_not_wait():
-    record = says(placed(), "b", Phase.PREPARING, error="train.py does not exist")
-    assert step(record, 101).reason == "node b (host-b): train.py does not exist"
-
-
 def test_a_daemon_that_shuts_down_is_the_cause_of_its_ranks_sigterm():
     killed = over(2, exit_code=-15, signal=15)
     record = says(running(), "b", Phase.STOPPED, error="the daemon is shutting down", ranks=[killed])
@@ -288,11 +209,6 @@ def test_an_error_that_hurt_no_rank_does_not_fail_the_job():
     record = says(running(), "a", error="late trouble", ranks=[over(0), over(1)])
     record = step(says(record, "b", ranks=[over(2), over(3)]), 110)
     assert record.outcome is JobState.SUCCEEDED
-
-
-def test_a_node_that_stops_a_job_by_itself_fails_it():
-    record = step(says(running(), "b", Phase.STOPPED), 103)
-    assert record.reason == "node b stopped the job by itself"
 
 
 def test_a_node_is_lost_after_a_lease_without_a_session():
@@ -306,20 +222,6 @@ def test_a_node_is_lost_after_a_lease_without_a_session():
     assert decide(record, away, 116.0, OPTIONS) == Decision(wake_at=168.0)
     assert step(record, 167.9, away).state is JobState.STOPPING
     assert step(record, 168.0, away).state is JobState.FAILED
-
-
-def test_a_lost_node_that_comes_back_as_another_run_is_not_waited_for():
-    away = nodes(node("a"), node("b", connected=False, heard=105.0))
-    record = says(step(running(), 115.0, away), "a", Phase.STOPPED)
-    record, _ = forget(record, "b", "another boot", 117.0, WALL)
-    assert step(record, 117.0, away).state is JobState.FAILED
-
-
-def test_without_fences_a_lost_node_is_gone_after_its_lease():
-    away = nodes(node("a"), node("b", connected=False, heard=105.0))
-    record = says(step(running(), 115.0, away), "a", Phase.STOPPED)
-    options = replace(OPTIONS, fence_s=0)
-    assert decide(record, away, 115.0, options).state is JobState.FAILED
 
 
 def test_a_restarted_coordinator_gives_every_node_a_lease():
@@ -341,39 +243,12 @@ def test_ranks_that_are_not_started_in_time_fail_the_job():
 # ---- stopping
 
 
-def test_cancel_stops_and_the_reason_stays():
-    record = step(replace(running(), cancel_reason="cancelled: enough"), 103)
-    assert (record.state, record.outcome) == (JobState.STOPPING, JobState.CANCELLED)
-    record = says(record, "a", Phase.STOPPED, ranks=[over(0, exit_code=1), over(1, exit_code=-15, signal=15)])
-    record = step(says(record, "b", Phase.STOPPED, error="engine broken"), 104)
-    assert (record.state, record.reason) == (JobState.CANCELLED, "cancelled: enough")
-
-
-def test_a_stop_waits_until_nothing_is_left_on_a_lost_node():
-    record = step(replace(running(), cancel_reason="cancelled"), 103)
-    record = says(record, "a", Phase.STOPPED)
-    away = nodes(node("a"), node("b", connected=False, heard=103.0))
-    assert decide(record, away, 104, OPTIONS) == Decision(wake_at=166.0)
-    assert step(record, 166, away).state is JobState.CANCELLED
-    assert set(told(step(record, 166, away))) == {"b"}  # when it comes back
-
-
-def test_a_stop_does_not_wait_for_ever_for_a_node_that_does_not_answer():
-    record = says(step(replace(running(), cancel_reason="cancelled"), 103), "a", Phase.STOPPED)
-    overdue_at = 103 + record.spec.stop_grace_s + OPTIONS.stop_margin_s
-    assert decide(record, AB, overdue_at - 1, OPTIONS) == Decision(wake_at=overdue_at)
-    ended, events = apply(record, decide(record, AB, overdue_at, OPTIONS), overdue_at, WALL)
-    assert (ended.state, ended.reason) == (JobState.CANCELLED, "cancelled")
-    assert "not stopped within" in events[0].reason and ": b;" in events[0].reason
-    assert set(told(ended)) == {"b"}  # it is still told
-
-
 # ---- a host that another one has lost
 
 KILLED = "the daemon on node b was killed by SIGKILL. The kernel's out-of-memory killer ended a process of its cgroup"
 
 
-def lost_b() -> JobRecord:
+def lost_b():
     """Its engine ends with the daemon, and the other one sees that at once."""
     return says(running(), "a", Phase.STOPPED, 103.0, error="lost host 1", suspended_nodes=("b",))
 
@@ -409,25 +284,6 @@ def test_a_restarted_daemon_has_lost_its_jobs():
     assert record.hosts[1].phase is Phase.STOPPED
 
 
-def test_a_restarted_daemon_that_still_cleans_up_is_waited_for():
-    record, _ = observe(running(), "b", "another boot", LocalJob("job-1", 1, Phase.STARTED), 103, WALL)
-    assert "was restarted" in step(record, 104.5).reason
-    assert record.hosts[1].phase is Phase.STARTED
-
-
-def test_a_node_that_never_got_the_job_gets_it_again():
-    assert forget(placed(), "b", "boot", 103, WALL) == (placed(), ())
-
-
-def test_facts_are_idempotent_and_never_go_back():
-    fact = LocalJob("job-1", 1, Phase.STARTED, "10.0.0.1:5", ranks=(over(0, exit_code=2), *ran(1)))
-    once, events = observe(placed(), "a", "boot", fact, 101, WALL)
-    assert [event.kind for event in events] == ["engine_ready", "rank_started", "rank_exited"]
-    assert observe(once, "a", "boot", fact, 102, WALL) == (once, ())
-    older = LocalJob("job-1", 1, Phase.PREPARING, ranks=(*ran(0), LocalRank(1, RankState.WAITING)))
-    assert observe(once, "a", "boot", older, 103, WALL) == (once, ())
-
-
 @pytest.mark.parametrize(
     ("name", "fact"),
     [
@@ -436,7 +292,7 @@ def test_facts_are_idempotent_and_never_go_back():
         ("a", LocalJob("job-1", 1, Phase.UNKNOWN, ranks=tuple(ran(2, 3, 4_000_000)))),
     ],
 )
-def test_facts_that_do_not_concern_the_job_change_nothing(name: str, fact: LocalJob):
+def test_facts_that_do_not_concern_the_job_change_nothing(name, fact):
     assert observe(placed(), name, "boot", fact, 101, WALL) == (placed(), ())
 
 
@@ -449,29 +305,3 @@ def test_what_a_node_says_is_bounded():
     assert len(observe(record, "a", "boot", LocalJob("job-1", 1, Phase.STOPPED), 103, WALL)[1]) == 1
     assert sum(len(rank.error_tail) for rank in record.ranks) < 300_000
     assert all(rank.error_tail.endswith("ValueError: short") for rank in record.ranks)
-
-
-def test_the_table_has_a_row_for_every_state_and_ends():
-    assert set(TRANSITIONS) == set(JobState)
-    assert {state for state in JobState if not TRANSITIONS[state]} == {s for s in JobState if s.terminal}
-
-
-def test_a_step_that_the_table_forbids_is_refused():
-    with pytest.raises(ValueError, match="PENDING to RUNNING"):
-        apply(job(), Decision(JobState.RUNNING, "no"), 1.0, WALL)
-
-
-def test_many_ranks_that_die_at_once_are_told_in_few_events():
-    record = replace(job(), spec=spec(1, 200))
-    record = apply(record, decide(record, nodes(node("a", 200)), 100, OPTIONS), 100, WALL)[0]
-    fact = LocalJob("job-1", 1, Phase.STARTED, ranks=tuple(over(i, signal=9) for i in range(200)))
-    _, events = observe(record, "a", "boot", fact, 101, WALL)
-    assert len(events) == 18
-    assert events[-1].reason == "ranks 16-199 on node a did not end well either"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([3], "rank 3"), ([0, 1, 2, 7], "ranks 0-2, 7"), ([5, 4], "ranks 4-5"), ([1, 3], "ranks 1, 3")]
-)
-def test_ranks_are_written_as_ranges(ranks: list[int], text: str):
-    assert rank_list(ranks) == text

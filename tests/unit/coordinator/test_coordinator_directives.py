@@ -1,7 +1,5 @@
 """Directives of large jobs are packed."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 
@@ -31,16 +29,10 @@ def test_a_large_directive_is_packed_for_daemons_that_unpack():
     assert small.to(c.job.hosts[0], True) == small.to(c.job.hosts[0], False)
 
 
-def test_nodes_learn_the_unix_user():
-    job = replace(Cluster("ab").job, unix_user="ann")
-    sent = Order(wish(job), job).to(job.hosts[0])
-    assert node_pb2.Directive.FromString(sent).run.unix_user == "ann"
-
-
 @pytest.mark.parametrize(
     ("told", "taken"), [(0.0, 0.0), (320.0, 320.0), (float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 0.0)]
 )
-def test_nodes_learn_how_long_hosts_of_the_job_wait(told: float, taken: float):
+def test_nodes_learn_how_long_hosts_of_the_job_wait(told, taken):
     before = replace(Cluster("ab").job, job_key=bytes(32))
     job = replace(before, patience_s=told)
     assert told == 0.0 or wish(job) != wish(before), "it is told when it changes"
@@ -50,6 +42,6 @@ def test_nodes_learn_how_long_hosts_of_the_job_wait(told: float, taken: float):
 
 
 @pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])
-def test_a_packed_directive_that_is_none(packed: bytes):
+def test_a_packed_directive_that_is_none(packed):
     with pytest.raises(SpecificationError, match="a packed directive"):
         unpack(node_pb2.RunJob(packed=packed))

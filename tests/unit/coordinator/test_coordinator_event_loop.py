@@ -1,12 +1,9 @@
 """The coordinator's event loop stays free while many nodes speak. Turns and passes are counted: no times."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket
 import time
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -19,11 +16,11 @@ MOST_TURNS = 100  # grpc.aio alone needs 200 more for each 280 events
 TURN_S = 0.002  # so busy is the loop in each turn
 
 
-async def turns_until_all_are_told() -> int:
+async def turns_until_all_are_told():
     """Turns of a busy loop from the moment at which ``EVENTS`` events come to the last that is told."""
     turns = 0
 
-    async def count() -> None:
+    async def count():
         nonlocal turns
         while True:
             time.sleep(TURN_S)
@@ -44,13 +41,13 @@ async def turns_until_all_are_told() -> int:
     return turns
 
 
-def test_events_do_not_wait_for_turns_of_the_loop() -> None:
+def test_events_do_not_wait_for_turns_of_the_loop():
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         assert runner.run(turns_until_all_are_told()) < MOST_TURNS
 
 
 @pytest.fixture
-def collector() -> Iterator[None]:
+def collector():
     """As it was, afterwards."""
     before = gc.get_threshold()
     yield
@@ -59,7 +56,7 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_many_ranks_are_no_reason_for_a_full_pass_of_the_collector() -> None:
+def test_many_ranks_are_no_reason_for_a_full_pass_of_the_collector():
     collect_seldom()
     before = gc.get_stats()[2]["collections"]
     hosts = [

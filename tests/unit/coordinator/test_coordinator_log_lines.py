@@ -1,17 +1,15 @@
 """Lines of the log that callers without a credential can bring about."""
 
-from __future__ import annotations
-
 import structlog
 
 from bagua.daemon.log_lines import Rarely
 
 
-def test_one_line_a_minute_for_each_kind() -> None:
+def test_one_line_a_minute_for_each_kind():
     now = [0.0]
     rarely = Rarely(lambda: now[0])
 
-    def line(**more: str) -> dict[str, object] | None:
+    def line(**more):
         try:
             return dict(rarely(None, "info", {"event": "refused", **more}))
         except structlog.DropEvent:

@@ -1,7 +1,5 @@
 """State in memory on the event loop: sessions, watchers, logs. Nothing grows without bound."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -12,13 +10,12 @@ from bagua.daemon.coordinator.rules.decide import apply, decide
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, NodeView
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
-from bagua.daemon.coordinator.streams.directives import Order, Run, wish
 from bagua.daemon.coordinator.streams.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.proto import common_pb2, node_pb2
 
 
-def placed() -> JobRecord:
+def placed():
     spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1))
     job = JobRecord("job-1", spec, 1.0)
     view = NodeView("a", "h", "::1", "boot", 1, 0, True, 1.0)
@@ -47,21 +44,6 @@ async def test_a_wish_is_told_once_per_session():
     assert sessions.remove(newer) and len(sessions) == 0
 
 
-def test_what_all_hosts_get_is_encoded_once_and_each_adds_its_index():
-    """The parts are one message, whatever the size."""
-    wire = common_pb2.JobSpec(entry="t.py", args=["x" * 300], nnodes=200, nproc_per_node=3)
-    views = {f"n{number:03}": NodeView(f"n{number:03}", "h", "::1", "boot", 3, 0, True, 1.0) for number in range(200)}
-    job = JobRecord("job-1", checked_spec(wire), 1.0, job_key=b"k" * 32, master_port=20_001)
-    job = apply(job, decide(job, views, 1.0, Options()), 1.0, 1e9)[0]
-    wanted = wish(job)
-    assert isinstance(wanted, Run)
-    order = Order(wanted, job)
-    for index in (0, 1, 127, 128, 199):
-        run = node_pb2.Directive.FromString(order.to(job.hosts[index])).run
-        assert run.host_index == index and run.spec == wire and run.job_key == b"k" * 32
-        assert [list(host.ranks) for host in run.hosts][index] == [3 * index, 3 * index + 1, 3 * index + 2]
-
-
 async def test_a_daemon_that_takes_nothing_loses_its_session():
     session = NodeSession("a", "boot", "h")
     for _ in range(MAX_WAITING_DIRECTIVES):
@@ -81,20 +63,6 @@ async def test_silent_sessions_are_closed_after_a_lease():
     sessions.close_silent(15.0, 10.0)
     assert silent.close_reason == "nothing was heard of this daemon for 10 s"
     assert not heard.closed.is_set()
-
-
-async def test_a_reply_of_another_nodes_session_is_dropped():
-    sessions = Sessions(lambda: None)
-    mine, other = NodeSession("a", "boot", "h"), NodeSession("b", "boot", "h")
-    sessions.add(mine)
-    sessions.add(other)
-    got: list[common_pb2.LogChunk | None] = []
-    number, chunk = sessions.open_request(mine, got.append), common_pb2.LogChunk(data=b"x")
-    sessions.route(other, number, chunk)
-    assert got == []
-    sessions.route(mine, number, chunk)
-    sessions.remove(mine)
-    assert got == [chunk, None] and sessions.close_request(number) is None
 
 
 async def test_a_watcher_keeps_the_last_progress_of_each_rank():
@@ -120,3 +88,17 @@ async def test_a_watcher_keeps_the_last_progress_of_each_rank():
     for number in range(5_000):
         watchers.report(common_pb2.Progress(job_id=f"job-{number}"))
     assert watchers.progress("job-4999") is not None and watchers.progress("job-1") is None
+
+
+async def test_a_reply_of_another_nodes_session_is_dropped():
+    sessions = Sessions(lambda: None)
+    mine, other = NodeSession("a", "boot", "h"), NodeSession("b", "boot", "h")
+    sessions.add(mine)
+    sessions.add(other)
+    got = []
+    number, chunk = sessions.open_request(mine, got.append), common_pb2.LogChunk(data=b"x")
+    sessions.route(other, number, chunk)
+    assert got == []
+    sessions.route(mine, number, chunk)
+    sessions.remove(mine)
+    assert got == [chunk, None] and sessions.close_request(number) is None

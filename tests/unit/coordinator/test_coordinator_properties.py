@@ -1,8 +1,5 @@
 """A cluster of pure values under random histories: whatever nodes, users and clocks do, the promises hold."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import settings
@@ -34,17 +31,17 @@ nodes_of = st.sampled_from(NODES)
 class Cluster(RuleBasedStateMachine):
     """Jobs on three nodes; what a store would keep is kept in dictionaries."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.now = 1_000.0
         self.wall = 0.0  # jumps as it likes
-        self.jobs: dict[str, JobRecord] = {}
-        self.history: dict[str, list[JobRecord]] = {}
+        self.jobs = {}
+        self.history = {}
         self.boots = dict.fromkeys(NODES, 1)
         self.connected = dict.fromkeys(NODES, True)
         self.heard = dict.fromkeys(NODES, 1_000.0)
 
-    def views(self) -> dict[str, NodeView]:
+    def views(self):
         return {
             name: NodeView(
                 name,
@@ -60,7 +57,7 @@ class Cluster(RuleBasedStateMachine):
             for name in NODES
         }
 
-    def used(self, name: str) -> int:
+    def used(self, name):
         return sum(
             host.nranks
             for job in self.jobs.values()
@@ -68,11 +65,11 @@ class Cluster(RuleBasedStateMachine):
             if host.node_id == name and host.phase is not Phase.STOPPED and host.boot_id == str(self.boots[name])
         )
 
-    def put(self, job: JobRecord) -> None:
+    def put(self, job):
         self.jobs[job.job_id] = job
         self.history[job.job_id].append(job)
 
-    def hosted(self, name: str) -> list[JobRecord]:
+    def hosted(self, name):
         return [job for job in self.jobs.values() if any(host.node_id == name for host in job.parts)]
 
     # ---- what may happen
@@ -83,7 +80,7 @@ class Cluster(RuleBasedStateMachine):
         timeout=st.sampled_from([0.0, 5.0, 1e6, 1e6]),
         elastic=st.booleans(),
     )
-    def submit(self, nnodes: int, nproc: int, timeout: float, elastic: bool) -> None:
+    def submit(self, nnodes, nproc, timeout, elastic):
         job_id = f"job-{len(self.jobs)}"
         self.history[job_id] = []
         spec = JobSpec("", nnodes, nproc, timeout, 1.0, 0, b"", elastic=elastic)
@@ -91,14 +88,14 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule()
-    def look(self) -> None:
+    def look(self):
         for job in list(self.jobs.values()):
             new, events = apply(job, decide(job, self.views(), self.now, OPTIONS), self.now, self.wall)
             assert (new == job) == (not events)
             self.put(new)
 
     @rule(phase=st.sampled_from([Phase.STARTED, Phase.STOPPED]), state=st.sampled_from(list(RankState)))
-    def all_goes_well(self, phase: Phase, state: RankState) -> None:
+    def all_goes_well(self, phase, state):
         """Connected nodes do what they were told."""
         for name in NODES:
             if self.connected[name]:
@@ -107,33 +104,33 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    def cancel(self, data):
         job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
         if not job.state.terminal and job.state is not JobState.STOPPING:
             self.put(replace(job, cancel_reason="cancelled"))
 
     @rule(name=nodes_of)
-    def connect(self, name: str) -> None:
+    def connect(self, name):
         self.connected[name], self.heard[name] = True, self.now
 
     @rule(name=nodes_of)
-    def disconnect(self, name: str) -> None:
+    def disconnect(self, name):
         if self.connected[name]:
             self.connected[name], self.heard[name] = False, self.now
 
     @rule(name=nodes_of)
-    def restart_daemon(self, name: str) -> None:
+    def restart_daemon(self, name):
         self.boots[name] += 1
         self.connected[name], self.heard[name] = True, self.now
         for job in self.hosted(name):
             self.put(forget(job, name, str(self.boots[name]), self.now, self.wall)[0])
 
     @rule(seconds=st.floats(0.1, 30))
-    def time_passes(self, seconds: float) -> None:
+    def time_passes(self, seconds):
         self.now += seconds
 
     @rule(seconds=st.floats(-1e9, 1e9))
-    def the_wall_clock_is_set(self, seconds: float) -> None:
+    def the_wall_clock_is_set(self, seconds):
         self.wall += seconds
 
     @rule(
@@ -149,20 +146,7 @@ class Cluster(RuleBasedStateMachine):
         lost=st.lists(st.integers(0, 3), max_size=2),
         behind=st.sampled_from([0, 0, 0, 1]),
     )
-    def node_says(
-        self,
-        name: str,
-        phase: Phase,
-        state: RankState,
-        code: int,
-        error: str,
-        tail: str,
-        follows: bool,
-        only: int | None,
-        suspended: str = "",
-        lost: Sequence[int] = (),
-        behind: int = 0,
-    ) -> None:
+    def node_says(self, name, phase, state, code, error, tail, follows, only, suspended="", lost=(), behind=0):
         for job in self.hosted(name):
             index = job.host_index(name)
             host = next(iter(job.other_parts(name)), None) if index is None else job.hosts[index]
@@ -183,7 +167,7 @@ class Cluster(RuleBasedStateMachine):
     # ---- what must hold
 
     @invariant()
-    def steps_are_those_of_the_table(self) -> None:
+    def steps_are_those_of_the_table(self):
         for history in self.history.values():
             for old, new in zip(history[-2:], history[-1:], strict=False):
                 if old is not new and old.state is not new.state:
@@ -194,7 +178,7 @@ class Cluster(RuleBasedStateMachine):
                     assert new.reason == old.reason
 
     @invariant()
-    def the_first_cause_stays_the_reason(self) -> None:
+    def the_first_cause_stays_the_reason(self):
         for history in self.history.values():
             stopped = [(job.reason, job.outcome) for job in history if job.state is JobState.STOPPING]
             assert len(set(stopped)) <= 1
@@ -202,12 +186,12 @@ class Cluster(RuleBasedStateMachine):
                 assert (history[-1].reason, history[-1].state) == stopped[0]
 
     @invariant()
-    def slots_are_never_oversubscribed(self) -> None:
+    def slots_are_never_oversubscribed(self):
         for name in NODES:
             assert self.used(name) <= SLOTS
 
     @invariant()
-    def wishes_fit_the_state(self) -> None:
+    def wishes_fit_the_state(self):
         for job in self.jobs.values():
             if job.state in (JobState.STARTING, JobState.RUNNING):
                 assert isinstance(wish(job), Run)
@@ -216,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
                 assert not isinstance(wish(job), Run)
 
     @invariant()
-    def every_stop_ends_when_nodes_are_stopped_lost_or_overdue(self) -> None:
+    def every_stop_ends_when_nodes_are_stopped_lost_or_overdue(self):
         views = self.views()
         for job in self.jobs.values():
             if job.state is not JobState.STOPPING:
@@ -231,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
                 assert decision.wake_at is not None
 
     @invariant()
-    def generations_lose_members_and_gain_none(self) -> None:
+    def generations_lose_members_and_gain_none(self):
         for history in self.history.values():
             for old, new in zip(history[-2:], history[-1:], strict=False):
                 if not old.generation or old.generation == new.generation:
@@ -248,7 +232,7 @@ class Cluster(RuleBasedStateMachine):
                 )
 
     @invariant()
-    def a_suspended_job_goes_on_or_ends(self) -> None:
+    def a_suspended_job_goes_on_or_ends(self):
         views = self.views()
         for job in self.jobs.values():
             runs = any(rank.state is RankState.RUNNING for rank in job.ranks)
@@ -261,7 +245,7 @@ class Cluster(RuleBasedStateMachine):
                 assert later.regroup or later.state
 
     @invariant()
-    def waiting_jobs_have_a_deadline(self) -> None:
+    def waiting_jobs_have_a_deadline(self):
         views = self.views()
         for job in self.jobs.values():
             decision = decide(job, views, self.now, OPTIONS)

@@ -1,29 +1,21 @@
 """Jobs that wait for nodes: the oldest gets its nodes in the end, whatever comes after it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from rig.coordinator.desk import Desk, at_work
 
 from bagua.base.errors import UnavailableError
-from bagua.daemon.coordinator.rules.domain import JobSpec, JobState, LocalJob, LocalRank, Phase, RankState
+from bagua.daemon.coordinator.rules.domain import JobState, LocalJob, LocalRank, Phase, RankState
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
-from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.proto import common_pb2
 
 OPTIONS = Options(lease_s=10_000, keep_after_s=10)
 PATIENCE_S = 1_000.0
 
 
-def spec(nnodes: int, nproc: int) -> JobSpec:
+def spec(nnodes, nproc):
     patience_s = PATIENCE_S if nnodes > 1 else 2 * PATIENCE_S
     wanted = common_pb2.JobSpec(entry="t.py", nnodes=nnodes, nproc_per_node=nproc, placement_timeout_s=patience_s)
     return checked_spec(wanted)
@@ -32,21 +24,21 @@ def spec(nnodes: int, nproc: int) -> JobSpec:
 class Queue:
     """Two nodes, on each of which a small job runs, and a large job that waits for both."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk):
         self.desk = desk
-        self.sessions: dict[str, NodeSession] = {}
+        self.sessions = {}
 
-    async def submit(self, nnodes: int, nproc: int) -> str:
+    async def submit(self, nnodes, nproc):
         return (await self.desk.service.submit(spec(nnodes, nproc), "")).job_id
 
-    def state(self, job_id: str) -> JobState | None:
+    def state(self, job_id):
         job = self.desk.board.job(job_id)
         return None if job is None else job.state
 
-    async def placed(self, job_id: str) -> None:
+    async def placed(self, job_id):
         await self.desk.until(lambda: self.state(job_id) is JobState.STARTING)
 
-    async def end(self, job_id: str) -> None:
+    async def end(self, job_id):
         job = self.desk.board.job(job_id)
         assert job is not None
         for host in job.hosts:
@@ -55,7 +47,7 @@ class Queue:
         await self.desk.until(lambda: self.state(job_id) is None)
 
 
-async def begin(desk: Desk) -> tuple[Queue, list[str], str]:
+async def begin(desk):
     queue = Queue(desk)
     queue.sessions = {name: await desk.connect(name) for name in ("a", "b")}
     slots = desk.board.views["a"].slots
@@ -66,7 +58,7 @@ async def begin(desk: Desk) -> tuple[Queue, list[str], str]:
 
 
 @pytest.mark.parametrize("end", ["placed", "cancelled", "too late"])
-async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path: Path, end: str) -> None:
+async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path, end):
     async with at_work(Desk(open_engine(sqlite_url(tmp_path / "bagua.db")), options=OPTIONS)) as desk:
         queue, small, large = await begin(desk)
         early = await queue.submit(1, 1)
@@ -96,7 +88,7 @@ class Unsure(Worker):
 
     refuses = 0
 
-    async def write_with(self, work: Callable[[Store], Any]) -> Any:
+    async def write_with(self, work):
         if self.refuses:
             self.refuses -= 1
             raise UnavailableError("the database does not answer")
@@ -104,9 +96,7 @@ class Unsure(Worker):
 
 
 @pytest.mark.parametrize("refuses", [0, 1])
-async def test_nodes_that_are_kept_no_more_are_free_whatever_becomes_of_that_round(
-    tmp_path: Path, refuses: int
-) -> None:
+async def test_nodes_that_are_kept_no_more_are_free_whatever_becomes_of_that_round(tmp_path, refuses):
     desk = Desk(open_engine(sqlite_url(tmp_path / "bagua.db")), options=OPTIONS, make_worker=Unsure)
     async with at_work(desk):
         queue, small, large = await begin(desk)
@@ -121,7 +111,7 @@ async def test_nodes_that_are_kept_no_more_are_free_whatever_becomes_of_that_rou
         assert queue.state(large) is JobState.PENDING and not desk.worker.refuses
 
 
-async def test_nothing_is_kept_for_a_job_that_no_nodes_could_hold(tmp_path: Path) -> None:
+async def test_nothing_is_kept_for_a_job_that_no_nodes_could_hold(tmp_path):
     async with at_work(Desk(open_engine(sqlite_url(tmp_path / "bagua.db")), options=OPTIONS)) as desk:
         queue, _, _ = await begin(desk)
         queue_of_three = await queue.submit(3, 1)

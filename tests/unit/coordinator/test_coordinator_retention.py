@@ -1,10 +1,7 @@
 """Jobs that expire."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rig.coordinator.desk import Desk, at_work
@@ -21,10 +18,9 @@ SPEC = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=9,
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"),
-    [(Keep(math.inf, 20), 20), (Keep(15.5 * DAY_S, 10**6), 16), (Keep(), 30), (Keep(size=5_000), 10)],
+    ("keep", "left"), [(Keep(math.inf, 20), 20), (Keep(15.5 * DAY_S, 10**6), 16), (Keep(), 30), (Keep(size=5_000), 10)]
 )
-async def test_old_jobs_go_in_small_steps_and_living_ones_stay(tmp_path: Path, keep: Keep, left: int):
+async def test_old_jobs_go_in_small_steps_and_living_ones_stay(tmp_path, keep, left):
     """130 jobs ended, one a day; three wait."""
     async with at_work(Desk(open_engine(sqlite_url(tmp_path / "bagua.db")))) as desk:
         waiting = [(await desk.service.submit(SPEC, "")).job_id for _ in range(3)]

@@ -1,10 +1,6 @@
 """The coordinator's folder when something is wrong with it."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"coordinator-", b"x" * 1000, b"coordinator-0123\n\nx"])
-def test_a_damaged_identity_is_made_anew(tmp_path: Path, content: bytes):
+def test_a_damaged_identity_is_made_anew(tmp_path, content):
     folder = StateFolder(tmp_path)
     (folder.path / "id").write_bytes(content)
     made = folder.identity()
@@ -24,28 +20,19 @@ def test_a_damaged_identity_is_made_anew(tmp_path: Path, content: bytes):
     folder.close()
 
 
-@pytest.mark.parametrize("name", ["id", "lock", "coordinator.json"])
-def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, name: str):
-    (tmp_path / "coordinator" / name).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=f"coordinator/{name} can't be used: Is a directory"):
-        folder = StateFolder(tmp_path)
-        folder.identity()
-        folder.publish(address="h:1")
-
-
-def journal(file: Path) -> Path:
+def journal(file):
     return file.with_name(file.name + "-wal")
 
 
-def without_its_journal(file: Path) -> None:
+def without_its_journal(file):
     journal(file).unlink()
 
 
-def without_its_file(file: Path) -> None:
+def without_its_file(file):
     file.unlink()
 
 
-def cut(size: int) -> Callable[[Path], None]:
+def cut(size):
     return lambda file: os.truncate(file, size)
 
 
@@ -59,9 +46,7 @@ def cut(size: int) -> Callable[[Path], None]:
     ],
 )
 @pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite:///{}?timeout=5", "sqlite+pysqlite:///{}"])
-def test_a_database_that_has_lost_its_content_is_no_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None], words: str, form: str
-) -> None:
+def test_a_database_that_has_lost_its_content_is_no_new_one(tmp_path, monkeypatch, lose, words, form):
     """Taken for a new one, it would end all jobs."""
     file = tmp_path / "lost" / "bagua.db"
     file.parent.mkdir()
@@ -78,9 +63,7 @@ def test_a_database_that_has_lost_its_content_is_no_new_one(
     assert lose is without_its_journal or found == content
 
 
-def test_a_database_that_gets_its_content_at_this_moment_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_gets_its_content_at_this_moment_is_waited_for(tmp_path, monkeypatch):
     file = tmp_path / "bagua.db"
     open_engine(sqlite_url(file)).dispose()
     content = file.read_bytes()

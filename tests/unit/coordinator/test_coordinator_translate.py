@@ -1,7 +1,5 @@
 """Input from outside is checked, and bounded."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,11 +9,8 @@ from hypothesis import strategies as st
 from bagua.base.errors import InvalidRequestError
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.rules.translate import (
-    MAX_FACT,
-    MAX_NAME,
     MAX_RANKS,
     checked_hello,
-    checked_progress,
     checked_spec,
     job_message,
     local_job,
@@ -47,7 +42,7 @@ sizes = st.integers(0, 2**32 - 1)
         max_nodes=st.just(0) | sizes,
     )
 )
-def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
+def test_a_spec_is_sound_or_refused(spec):
     try:
         checked = checked_spec(spec)
     except InvalidRequestError as error:
@@ -61,24 +56,8 @@ def test_a_spec_is_sound_or_refused(spec: common_pb2.JobSpec):
     assert common_pb2.JobSpec.FromString(checked.wire) == spec
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"min_nodes": 1}, "spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic."),
-        ({"max_nodes": 4}, "spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic."),
-        ({"elastic": True, "min_nodes": 3}, "spec.min_nodes is 3, more than the 2 nodes that the job may have."),
-        ({"elastic": True, "max_nodes": 1}, "spec.nnodes is 2: it must be from 1 to 1."),
-        ({"elastic": True, "adopt": True}, "spec.elastic and spec.adopt exclude each other"),
-    ],
-)
-def test_an_elastic_spec_that_makes_no_sense(more, words: str):
-    with pytest.raises(InvalidRequestError) as error:
-        checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=2, nproc_per_node=1, **more))
-    assert str(error.value).startswith(words)
-
-
 @given(st.binary(max_size=200))
-def test_any_fact_is_translated_or_refused(data: bytes):
+def test_any_fact_is_translated_or_refused(data):
     fact = node_pb2.LocalJob()
     try:
         fact.ParseFromString(data)
@@ -99,11 +78,6 @@ def test_texts_that_databases_refuse_are_cleaned():
     assert fact.ranks[0].state is RankState.WAITING
 
 
-def test_long_texts_of_facts_are_cut_and_their_end_stays():
-    fact = local_job(node_pb2.LocalJob(job_id="j", error="x" * 100_000 + "the cause"))
-    assert len(fact.error) == MAX_FACT and fact.error.endswith("the cause")
-
-
 def test_an_answer_has_the_last_lines_of_the_ranks_that_ended_first():
     spec = checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=4_000))
     tail = "x" * 8_000
@@ -117,19 +91,8 @@ def test_an_answer_has_the_last_lines_of_the_ranks_that_ended_first():
     assert len(message.ranks) == 4_000
 
 
-def test_names_of_metrics_are_bounded():
-    progress = common_pb2.Progress(job_id="j", metrics={"m" * (MAX_NAME + 1): 1.0})
-    with pytest.raises(InvalidRequestError, match="the name of a metric"):
-        checked_progress(progress)
-
-
-def test_a_node_may_offer_no_slot():
-    node = checked_hello(node_pb2.Hello(node_id="a", address="h", boot_id="b"))
-    assert (node.slots, node.owner) == (0, None)
-
-
 @pytest.mark.parametrize("field", ["node_id", "address", "boot_id", "hostname", "version"])
-def test_a_hello_with_a_nul_is_refused(field: str):
+def test_a_hello_with_a_nul_is_refused(field):
     hello = node_pb2.Hello(node_id="a", address="h", boot_id="b")
     setattr(hello, field, "x\0")
     with pytest.raises(InvalidRequestError, match=f"hello.{field}"):
@@ -159,6 +122,6 @@ def test_values_of_secrets_are_not_in_answers_and_reach_the_node():
         ({"secret_env": {"A": "/f"}, "env": {"A": "1"}}, "is in spec.env, too"),
     ],
 )
-def test_variables_that_make_no_sense(more, words: str):
+def test_variables_that_make_no_sense(more, words):
     with pytest.raises(InvalidRequestError, match=words):
         checked_spec(common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, **more))

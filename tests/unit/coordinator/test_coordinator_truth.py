@@ -1,14 +1,9 @@
 """The coordinator tells the truth whatever the database, the clocks and the nodes do: real store, real reconciler."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,44 +12,41 @@ from rig.coordinator.desk import Desk, Time, at_work
 from bagua.base.errors import NotFoundError, UnavailableError
 from bagua.daemon.coordinator.rounds.round_state import Stage
 from bagua.daemon.coordinator.rules.decide import apply
-from bagua.daemon.coordinator.rules.domain import JobSpec, JobState, LocalJob, LocalRank, Phase, RankState
+from bagua.daemon.coordinator.rules.domain import JobState, LocalJob, LocalRank, Phase, RankState
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store.store import Store
-from bagua.daemon.coordinator.store.worker import Worker
-from bagua.daemon.coordinator.streams.sessions import NodeSession
-from bagua.proto import common_pb2, node_pb2
+from bagua.proto import common_pb2
 
 LEASE_S, FENCE_S, GONE_S = 10.0, 60.0, 63.0
 OPTIONS = Options(lease_s=LEASE_S, settle_s=1, fence_s=FENCE_S)
 
 
-def spec(nproc: int = 1, timeout: float = 1_800.0) -> JobSpec:
+def spec(nproc=1, timeout=1_800.0):
     return checked_spec(
         common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=nproc, placement_timeout_s=timeout, stop_grace_s=1)
     )
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "bagua.db"
 
 
-def desk_on(path: Path, patience_ms: int = 50, **more: Any) -> Desk:
+def desk_on(path, patience_ms=50, **more):
     """A coordinator that waits so long for a locked database."""
     engine = open_engine(sqlite_url(path))
     engine.dispose()
 
     @sa.event.listens_for(engine, "connect")
-    def configure(connection: Any, _: Any) -> None:
+    def configure(connection, _):
         connection.execute(f"PRAGMA busy_timeout={patience_ms}")
 
     return Desk(engine, options=OPTIONS, **more)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path):
     """Somebody else has the write lock of the database."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -62,17 +54,17 @@ def locked(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-def owner_of(path: Path, node_id: str) -> str | None:
+def owner_of(path, node_id):
     with closing(sqlite3.connect(path)) as database:
         found = database.execute("SELECT owner FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
         return None if found is None else found[0]
 
 
-def fact(job_id: str, state: RankState, phase: Phase = Phase.STARTED, nproc: int = 1) -> LocalJob:
+def fact(job_id, state, phase=Phase.STARTED, nproc=1):
     return LocalJob(job_id, 1, phase, ranks=tuple(LocalRank(rank, state, 7) for rank in range(nproc)))
 
 
-async def running(desk: Desk, session: NodeSession) -> str:
+async def running(desk, session):
     """A job that runs on the node."""
     job_id = (await desk.service.submit(spec(), "")).job_id
     await desk.until(lambda: state_of(desk, job_id) is JobState.STARTING)
@@ -81,42 +73,24 @@ async def running(desk: Desk, session: NodeSession) -> str:
     return job_id
 
 
-def state_of(desk: Desk, job_id: str) -> JobState | None:
+def state_of(desk, job_id):
     job = desk.board.job(job_id)
     return None if job is None else job.state
 
 
-def errors(desk: Desk) -> int:
+def errors(desk):
     return desk.counters["reconcile_errors", ""]
 
 
 # ---- the database is away
 
 
-async def test_the_loss_of_a_node_is_tried_again_until_it_is_stored(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        with locked(path):
-            desk.leave(session)
-            assert not desk.service.nodes()[0].connected  # at once: a session lives or does not
-            desk.pass_time(LEASE_S + 0.1)
-            await desk.until(lambda: errors(desk) >= 2)
-            assert owner_of(path, "a") == "me" and state_of(desk, job_id) is JobState.RUNNING
-        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
-        assert owner_of(path, "a") is None
-        later = await desk.service.submit(spec(), "")
-        await asyncio.sleep(0)
-        assert (await desk.service.job(later.job_id)).state is JobState.PENDING
-
-
-async def test_the_job_that_ended_last_is_told_from_memory_as_long_as_it_is_stored(path: Path):
+async def test_the_job_that_ended_last_is_told_from_memory_as_long_as_it_is_stored(path):
     async with at_work(desk_on(path)) as desk:
         session = await desk.connect("a")
         job_id = await running(desk, session)
         desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: job_id not in desk.board.jobs)
-        assert desk.board.last_ended is not None
         shown = await desk.service.job(job_id)
         assert shown is desk.board.last_ended.job
         with desk.store.read() as tx:
@@ -131,20 +105,7 @@ async def test_the_job_that_ended_last_is_told_from_memory_as_long_as_it_is_stor
             await desk.service.job(job_id)
 
 
-async def test_facts_are_kept_until_they_are_stored(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        with locked(path):
-            desk.intake.fact(session, fact(job_id, RankState.EXITED))
-            await desk.until(lambda: errors(desk) >= 2)
-            assert state_of(desk, job_id) is JobState.RUNNING
-            desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))  # a newer one takes its place
-        await desk.until(lambda: job_id not in desk.board.jobs)
-        assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
-
-
-async def test_callers_get_the_error_and_what_failed_did_not_happen(path: Path):
+async def test_callers_get_the_error_and_what_failed_did_not_happen(path):
     async with at_work(desk_on(path)) as desk:
         session = await desk.connect("a")
         job_id = await running(desk, session)
@@ -158,7 +119,7 @@ async def test_callers_get_the_error_and_what_failed_did_not_happen(path: Path):
         assert (await desk.service.cancel(job_id, "")).cancel_reason == "cancelled"
 
 
-async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(path: Path):
+async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(path):
     async with at_work(desk_on(path, patience_ms=4_000)) as desk:
         with locked(path):
             task = asyncio.create_task(desk.connect("a"))
@@ -175,28 +136,15 @@ async def test_an_introduction_that_is_cancelled_while_it_waits_leaves_no_ghost(
         assert desk.board.jobs[job.job_id].job.hosts[0].node_id == "b"
 
 
-async def test_a_stopped_coordinator_answers_everybody(path: Path):
-    desk = desk_on(path, patience_ms=1_000)
-    async with at_work(desk):
-        with locked(path):
-            calls = [asyncio.create_task(desk.service.submit(spec(), "")) for _ in range(3)]
-            calls.append(asyncio.create_task(desk.connect("a")))  # type: ignore[arg-type]
-            await desk.until(lambda: not desk.intake.inbox and desk.sessions.get("a"))
-    found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
-    assert all(isinstance(error, Exception) for error in found)
-    with pytest.raises(Exception, match="is stopping"):
-        await desk.service.submit(spec(), "")
-
-
 # ---- calls of users go on
 
 
-async def test_facts_that_come_together_leave_turns_for_others(path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_facts_that_come_together_leave_turns_for_others(path, monkeypatch):
     """A user's call needs several turns of the event loop, and waits in each for what runs before it."""
     observed, most = 0, 0
     observe = Stage.observe
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments):
         nonlocal observed
         observed += 1
         return observe(*arguments)
@@ -216,11 +164,11 @@ async def test_facts_that_come_together_leave_turns_for_others(path: Path, monke
 # ---- faults of the coordinator itself
 
 
-async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path: Path):
+async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path):
     async with at_work(desk_on(path)) as desk:
         session = await desk.connect("a")
         job_id, other = await running(desk, session), await running(desk, session)
-        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, None, 7),))  # type: ignore[arg-type]
+        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, None, 7),))
         desk.intake.fact(session, bad)
         desk.intake.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: other not in desk.board.jobs)
@@ -234,33 +182,8 @@ async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path: Path)
         assert desk.service.nodes()[0].used == 0
 
 
-async def test_a_job_about_which_deciding_raises_holds_up_no_other(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        await desk.connect("a")
-        broken = replace(spec(nproc=9), placement_timeout_s=None)  # type: ignore[arg-type]
-        first = await desk.service.submit(broken, "")
-        second = await desk.service.submit(spec(), "")
-        await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
-        await desk.until(lambda: state_of(desk, first.job_id) is None)
-        job = await desk.service.job(first.job_id)
-        assert job.state is JobState.FAILED and "in 'decide'" in job.reason
-
-
-async def test_a_job_whose_directive_can_not_be_made_holds_up_no_other(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        first = await desk.service.submit(replace(spec(), master_port=-1), "")
-        second = await desk.service.submit(spec(), "")
-        await desk.until(lambda: state_of(desk, first.job_id) is JobState.STOPPING)
-        await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
-        told = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
-        directives = [node_pb2.Directive.FromString(one) for one in told if isinstance(one, bytes)]
-        assert [one.stop.job_id or one.run.job_id for one in directives] == [first.job_id, second.job_id]
-        assert "in 'tell'" in desk.board.jobs[first.job_id].job.reason
-
-
-async def test_a_job_that_can_not_even_be_ended_holds_up_no_other(path: Path, monkeypatch: pytest.MonkeyPatch):
-    def broken(job: Any, *rest: Any) -> Any:
+async def test_a_job_that_can_not_even_be_ended_holds_up_no_other(path, monkeypatch):
+    def broken(job, *rest):
         if job.spec.master_port == -1:
             raise ValueError("broken")
         return apply(job, *rest)
@@ -274,11 +197,11 @@ async def test_a_job_that_can_not_even_be_ended_holds_up_no_other(path: Path, mo
         assert first.job_id in desk.board.jobs
 
 
-async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
+async def test_a_change_that_can_not_be_written_holds_up_no_other(path):
     async with at_work(desk_on(path)) as desk:
         session = await desk.connect("a")
         job_id, other = await running(desk, session), await running(desk, session)
-        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, RankState.RUNNING, object()),))  # type: ignore[arg-type]
+        bad = LocalJob(job_id, 1, Phase.STARTED, ranks=(LocalRank(0, RankState.RUNNING, object()),))
         desk.intake.fact(session, bad)
         desk.intake.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: other not in desk.board.jobs)
@@ -290,28 +213,7 @@ async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
 # ---- clocks
 
 
-@pytest.mark.parametrize("jump", [7_200.0, -3_600.0])
-async def test_a_wall_clock_that_is_set_changes_no_deadline(path: Path, jump: float):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        waits = (await desk.service.submit(spec(nproc=9), "")).job_id
-        desk.time.wall += jump
-        desk.pass_time(1_000.0)
-        session.note_heard(desk.clock.now())
-        await desk.connect("b")  # a round later
-        assert state_of(desk, waits) is JobState.PENDING and state_of(desk, job_id) is JobState.RUNNING
-        desk.leave(session)
-        desk.time.wall += jump
-        desk.pass_time(LEASE_S + 0.1)
-        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
-        assert state_of(desk, waits) is JobState.PENDING
-        desk.pass_time(800.0)
-        await desk.until(lambda: state_of(desk, waits) is None)
-        assert "waited 1800 s" in (await desk.service.job(waits)).reason
-
-
-async def test_what_a_job_has_waited_adds_up_over_restarts(path: Path):
+async def test_what_a_job_has_waited_adds_up_over_restarts(path):
     """Time in which no coordinator ran does not count, however the wall clock was set."""
     async with at_work(desk_on(path)) as first:
         job_id = (await first.service.submit(spec(timeout=100.0), "")).job_id
@@ -331,59 +233,11 @@ async def test_what_a_job_has_waited_adds_up_over_restarts(path: Path):
 # ---- silent nodes
 
 
-async def test_a_silent_node_is_given_up_a_lease_after_its_last_word(path: Path):
-    """Not a lease after its session was closed for silence. Over is the job when its daemon has ended the ranks."""
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        desk.pass_time(LEASE_S - 0.1)
-        desk.sessions.close_silent(desk.clock.now(), LEASE_S)
-        assert not session.closed.is_set()
-        desk.pass_time(0.2)
-        desk.sessions.close_silent(desk.clock.now(), LEASE_S)
-        assert session.closed.is_set()
-        desk.leave(session)
-        await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
-        desk.pass_time(GONE_S - LEASE_S - 1.0)
-        await desk.connect("b", slots=0)  # a round later
-        assert state_of(desk, job_id) is JobState.STOPPING
-        desk.pass_time(1.0)
-        await desk.until(lambda: state_of(desk, job_id) is JobState.FAILED)
-        assert desk.board.jobs[job_id].job.reason == "node a (host-a) has not been heard of for 10 s"
-
-
-async def test_a_node_that_comes_back_within_its_lease_loses_nothing(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        desk.leave(session)
-        desk.pass_time(LEASE_S - 1.0)
-        again = await desk.connect("a", jobs=(fact(job_id, RankState.RUNNING),))
-        desk.pass_time(LEASE_S - 1.0)
-        await desk.connect("b", slots=0)
-        assert state_of(desk, job_id) is JobState.RUNNING
-        assert node_pb2.Directive.FromString(again.outgoing.get_nowait()).run.job_id == job_id
-
-
-async def test_a_node_that_says_it_still_runs_a_job_that_is_over_is_told_to_stop(path: Path):
-    async with at_work(desk_on(path)) as desk:
-        session = await desk.connect("a")
-        job_id = await running(desk, session)
-        desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
-        await desk.until(lambda: job_id not in desk.board.jobs)
-        while not session.outgoing.empty():
-            session.outgoing.get_nowait()
-        desk.intake.fact(session, fact(job_id, RankState.RUNNING))
-        await desk.until(lambda: not session.outgoing.empty())
-        told = session.outgoing.get_nowait()
-        assert isinstance(told, node_pb2.Directive) and told.stop.job_id == job_id
-
-
 # ---- what a step costs
 
 
 @pytest.mark.parametrize("kind", ["waiting", "hosts"])
-async def test_what_is_written_does_not_grow_with_what_is_there(path: Path, kind: str):
+async def test_what_is_written_does_not_grow_with_what_is_there(path, kind):
     """Rows that one trivial job writes: beside few and beside many jobs that wait, few and many nodes."""
     async with at_work(desk_on(path, patience_ms=20_000)) as desk:
         session = await desk.connect("a")
@@ -396,10 +250,10 @@ async def test_what_is_written_does_not_grow_with_what_is_there(path: Path, kind
         assert await rows_of_one_job(desk, session) <= few + 4  # rounds may be cut differently
 
 
-async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
+async def rows_of_one_job(desk, session):
     rows = [0]
 
-    def count(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+    def count(conn, cursor, statement, parameters, context, executemany):
         if statement.startswith(("INSERT", "UPDATE", "DELETE")) and "coordinators" not in statement:
             rows[0] += len(parameters) if executemany else 1
 
@@ -415,31 +269,3 @@ async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
 
 
 # ---- the words for a job that waits
-
-
-class LateReader(Worker):
-    """Events of a job are read, and told when ``go`` is set."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.have_read, self.go = asyncio.Event(), asyncio.Event()
-
-    async def read(self, work: Any) -> Any:
-        found = await super().read(work)
-        self.have_read.set()
-        await self.go.wait()
-        return found
-
-
-async def test_a_job_that_is_placed_while_it_is_read_does_not_seem_to_wait_for_itself(path: Path):
-    async with at_work(desk_on(path, make_worker=LateReader)) as desk:
-        worker = desk.worker
-        assert isinstance(worker, LateReader)
-        job_id = (await desk.service.submit(spec(), "")).job_id
-        asked = asyncio.create_task(desk.service.job_and_events(job_id, 0))
-        await worker.have_read.wait()
-        await desk.connect("a", slots=1)
-        await desk.until(lambda: state_of(desk, job_id) is JobState.STARTING)
-        worker.go.set()
-        job, _ = await asked
-        assert (job.state, job.reason) == (JobState.PENDING, "needs 1 node with 1 free slot; connected: none")

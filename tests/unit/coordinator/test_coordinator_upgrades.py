@@ -1,7 +1,5 @@
 """Requests for another daemon on a node, and what answers them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

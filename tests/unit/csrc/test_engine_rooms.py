@@ -1,7 +1,5 @@
 """Files of the engine include files of their own room and of rooms below it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -10,7 +8,7 @@ ROOMS = ["values", "local", "remote", "job"]
 """From below."""
 
 
-def test_includes_go_down() -> None:
+def test_includes_go_down():
     files = sorted(path for path in ENGINE.rglob("*") if path.suffix in (".h", ".cpp"))
     assert {path.parent.name for path in files} == set(ROOMS)
     up = [

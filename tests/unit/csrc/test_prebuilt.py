@@ -1,7 +1,5 @@
 """Modules that were compiled elsewhere: taken where they fit sources, Python and processor, else ignored."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,7 +21,7 @@ V3 = f"{V2} avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path, monkeypatch):
     """A folder of packages with ``bagua_prebuilt``, whose core is this machine's."""
     monkeypatch.delenv("BAGUA_CORE_MARCH", raising=False)
     folder = tmp_path / "packages" / prebuilt.PACKAGE
@@ -34,13 +32,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder.parent
 
 
-def offer(folder: Path, key: str) -> None:
+def offer(folder, key):
     levels = [level for all_levels in prebuilt.LEVELS.values() for level in all_levels]
     made = [{"kind": "core", "level": level, "key": key, "file": "core.so"} for level in levels]
     (folder / prebuilt.LIST).write_text(json.dumps(made))
 
 
-def run(program: str, packages: Path, **environment: str) -> list[str]:
+def run(program, packages, **environment):
     """Lines that a program prints which finds the package."""
     full = {**os.environ, "PYTHONPATH": str(packages), **environment}
     done = subprocess.run([sys.executable, "-P", "-c", program], env=full, capture_output=True, text=True, timeout=120)
@@ -48,7 +46,7 @@ def run(program: str, packages: Path, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_core_that_fits_needs_no_compiler_no_torch_and_no_cache(packages: Path, tmp_path: Path) -> None:
+def test_a_core_that_fits_needs_no_compiler_no_torch_and_no_cache(packages, tmp_path):
     nothing = tmp_path / "nothing"
     path, loaded = run(PROGRAM, packages, BAGUA_CACHE_DIR=str(nothing), PATH=str(nothing))
     assert Path(path) == packages / prebuilt.PACKAGE / "core.so"
@@ -57,7 +55,7 @@ def test_a_core_that_fits_needs_no_compiler_no_torch_and_no_cache(packages: Path
 
 
 @pytest.mark.parametrize("what", ["other sources", "no file", "damaged list", "compiled on request"])
-def test_what_does_not_fit_is_ignored(what: str, packages: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_ignored(what, packages, tmp_path):
     folder = packages / prebuilt.PACKAGE
     environment = {"BAGUA_CACHE_DIR": str(tmp_path / "cache")}
     match what:
@@ -84,12 +82,12 @@ def test_what_does_not_fit_is_ignored(what: str, packages: Path, tmp_path: Path)
         ("riscv64", "", []),
     ],
 )
-def test_the_best_level_comes_first(machine: str, flags: str, fit: list[str]) -> None:
+def test_the_best_level_comes_first(machine, flags, fit):
     assert prebuilt.levels(machine, frozenset(flags.split())) == fit
 
 
-def test_what_sees_torch_fits_one_version_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keys(version: str) -> tuple[str, str]:
+def test_what_sees_torch_fits_one_version_of_it(monkeypatch):
+    def keys(version):
         monkeypatch.setattr(build, "torch_version", lambda: version)
         return build.prebuilt_key(build.C10D), build.prebuilt_key()
 

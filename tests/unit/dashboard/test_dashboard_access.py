@@ -1,14 +1,8 @@
 """The dashboard lets in those that it should, and submits again those jobs that it can."""
 
-from __future__ import annotations
-
-import importlib.util
-
 import pytest
 from starlette.requests import Request
 
-from bagua.base.errors import ConfigError
-from bagua.cli import dashboard as command
 from bagua.dashboard.access import CODE_S, MAX_SESSIONS, MAX_WRONG, SESSION_S, Access, cookie_name
 from bagua.dashboard.documents import no_again
 from bagua.proto import common_pb2
@@ -17,18 +11,18 @@ from bagua.proto import common_pb2
 class Clock:
     now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def request(port: int = 7680, come_from: str = "127.0.0.1", query: str = "", **headers: str) -> Request:
+def request(port=7680, come_from="127.0.0.1", query="", **headers):
     named = {"host": "127.0.0.1:7680", **{name.replace("_", "-"): value for name, value in headers.items()}}
     raw = [(name.encode(), value.encode()) for name, value in named.items()]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "query_string": query.encode()}
     return Request({**scope, "headers": raw, "server": ("127.0.0.1", port), "client": (come_from, 1)})
 
 
-def with_session(access: Access, session: str | None) -> Request:
+def with_session(access, session):
     proof = access.proof(session or "")
     return request(cookie=f"{cookie_name(request())}={session}", x_bagua_proof=proof)
 
@@ -68,13 +62,6 @@ def test_wrong_tokens_of_one_address_keep_no_other_out():
     )
 
 
-def test_logging_out_ends_the_session():
-    access = Access("secret")
-    session = access.log_in(request(), "secret", "")
-    access.log_out(with_session(access, session))
-    assert not access.known(with_session(access, session))
-
-
 def test_a_code_opens_one_session_and_not_for_long():
     clock = Clock()
     access = Access("secret", clock=clock)
@@ -85,21 +72,6 @@ def test_a_code_opens_one_session_and_not_for_long():
     code = late.code
     clock.now += CODE_S + 1
     assert late.log_in(request(), "", code) is None
-
-
-def test_sessions_and_wrong_tokens_are_bounded():
-    clock = Clock()
-    access = Access("secret", clock=clock)
-    first = access.log_in(request(), "secret", "")
-    for _ in range(MAX_SESSIONS):
-        access.log_in(request(), "secret", "")
-    assert not access.known(with_session(access, first))
-    for _ in range(MAX_WRONG):
-        assert not access.too_many(request())
-        access.log_in(request(), "wrong", "")
-    assert access.too_many(request())
-    clock.now += 61
-    assert not access.too_many(request())
 
 
 def test_wrong_tokens_in_headers_are_counted_with_those_that_are_typed():
@@ -156,7 +128,23 @@ def test_a_job_with_hidden_values_is_not_submitted_again():
     assert "started by another program" in no_again(common_pb2.JobSpec(adopt=True))
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"bagua top needs textual: pip install 'bagua\[dashboard\]'"):
-        command.require("bagua top", "textual")
+def test_logging_out_ends_the_session():
+    access = Access("secret")
+    session = access.log_in(request(), "secret", "")
+    access.log_out(with_session(access, session))
+    assert not access.known(with_session(access, session))
+
+
+def test_sessions_and_wrong_tokens_are_bounded():
+    clock = Clock()
+    access = Access("secret", clock=clock)
+    first = access.log_in(request(), "secret", "")
+    for _ in range(MAX_SESSIONS):
+        access.log_in(request(), "secret", "")
+    assert not access.known(with_session(access, first))
+    for _ in range(MAX_WRONG):
+        assert not access.too_many(request())
+        access.log_in(request(), "wrong", "")
+    assert access.too_many(request())
+    clock.now += 61
+    assert not access.too_many(request())

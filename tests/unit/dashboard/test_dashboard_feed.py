@@ -1,9 +1,6 @@
 """A dashboard's feeds, over a client that answers as a test says."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 from bagua.dashboard.feed import Feeds
 from bagua.proto import common_pb2, job_pb2
@@ -16,22 +13,22 @@ OVER = job_pb2.Job(job_id="job-1", state=common_pb2.JOB_STATE_SUCCEEDED)
 class Service:
     """The job ends between two questions."""
 
-    def list(self, *more: Any) -> list[job_pb2.Job]:
+    def list(self, *more):
         return [RUNS]
 
-    def page(self, *more: Any) -> tuple[list[job_pb2.Job], str]:
+    def page(self, *more):
         return [OVER], ""
 
-    def nodes(self) -> list[job_pb2.Node]:
+    def nodes(self):
         return []
 
-    def close(self) -> None:
+    def close(self):
         """Nothing is open."""
 
 
-def test_a_job_that_ends_while_it_is_looked_for_is_there_once() -> None:
+def test_a_job_that_ends_while_it_is_looked_for_is_there_once():
     """`bagua top` ended by an exception when it was in both lists."""
-    feeds = Feeds(Service)  # type: ignore[arg-type]
+    feeds = Feeds(Service)
     try:
         with feeds.cluster():
             deadline = time.monotonic() + WAIT_S

@@ -1,9 +1,6 @@
 """The past of a job's figures is bounded and whole, and shows a straggler."""
 
-from __future__ import annotations
-
 import json
-import math
 
 import pytest
 
@@ -13,7 +10,7 @@ from bagua.dashboard.stream import JobView, as_event
 from bagua.proto import common_pb2, job_pb2
 
 
-def report(time: float, rank: int = 0, step: int = 1, compute: float = 10.0, **more) -> Report:
+def report(time, rank=0, step=1, compute=10.0, **more):
     shares = Shares(compute, 0.0, 2.0, 3.0)
     return Report(time, rank, f"node-{rank // 2}", step, 100, **{"metrics": {"loss": 1.0}, "shares": shares} | more)
 
@@ -44,23 +41,6 @@ def test_a_map_of_ranks_is_bounded_in_both_directions():
     assert document["begin"] + len(document["rows"][0]) * document["width"] == pytest.approx(2 * MAX_POINTS, rel=0.05)
 
 
-def test_points_at_which_one_rank_alone_was_known_are_left_out_of_the_map():
-    history = History()
-    for second in range(20):
-        for rank in reversed(range(4 if second >= 10 else 1)):
-            history.add(report(float(second), rank, second))
-    document = history.map_document(4)
-    assert document["begin"] == 10.0 and document["rows"] == [[10.0] * 10] * 4
-
-
-def test_a_rank_that_is_silent_has_no_cell():
-    history = History()
-    for second in range(20):
-        for rank in range(2 if second < 5 else 1):
-            history.add(report(float(second), rank, second))
-    assert history.map_document(2)["rows"] == [[10.0] * 20, [None] + [10.0] * 12 + [None] * 7]
-
-
 def test_a_straggler_is_named_and_equal_ranks_are_not():
     history = History()
     for second in range(5):
@@ -75,41 +55,6 @@ def test_a_straggler_is_named_and_equal_ranks_are_not():
     assert late.ms > 25 and late.median == pytest.approx(10.0, abs=0.5)
     history.forget_ranks()
     assert history.straggler() is None and history.lead() is None
-
-
-def test_speed_and_bytes_are_rates():
-    history = History()
-    for second in range(0, 20, 2):
-        history.add(report(float(second), 0, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
-        history.add(report(float(second), 2, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
-    series = history.chart_document()["series"]
-    assert series["speed"][-1] == pytest.approx(5.0)
-    assert series["inside"][-1] == pytest.approx(2000.0) and series["between"][-1] == pytest.approx(20.0)
-    # Computation alone, with hidden communication, and exposed communication are the step together.
-    assert (series["compute"][-1], series["hidden"][-1], series["exposed"][-1]) == (7.0, 3.0, 2.0)
-
-
-def test_charts_follow_the_rank_whose_program_reports():
-    history = History()
-    history.add(report(0.0, 0, 10, metrics={}, own=False))
-    history.add(report(1.0, 1, 10, metrics={"loss": 0.5}))
-    lead = history.lead()
-    assert lead is not None and lead.rank == 1
-    assert history.now_document()["metrics"] == {"loss": 0.5}
-
-
-def test_values_without_a_number_and_the_same_report_again():
-    history = History()
-    history.add(report(0.0, metrics={"loss": math.nan, "big": math.inf}))
-    version = history.version
-    history.add(report(1.0, metrics={"loss": math.nan, "big": math.inf}))
-    document = history.chart_document()
-    assert document["series"]["m:loss"][0] is None and document["series"]["m:big"] == [None] * len(document["t"])
-    json.dumps(document, allow_nan=False)
-    history.add(report(9.0, metrics={"loss": 2.0}))
-    version = history.version
-    history.add(report(10.0, metrics={"loss": 2.0}))
-    assert history.version == version
 
 
 def test_a_report_of_the_protocol():

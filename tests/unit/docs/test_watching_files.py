@@ -1,7 +1,5 @@
 """Metrics, their page, alerts, runbooks and the dashboard agree with each other."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -18,7 +16,7 @@ from bagua.base.errors import UnavailableError
 from bagua.cli.dashboard import DEFAULT_LISTEN
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics
 from bagua.daemon.coordinator.rules.domain import JobState
-from bagua.daemon.metric_families import Family, table
+from bagua.daemon.metric_families import table
 from bagua.daemon.node.host import metrics as node_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,45 +26,45 @@ OF_LIBRARIES = {"up", "process_open_fds", "process_max_fds", "process_resident_m
 OF_SCRAPES = {"job", "instance"}
 
 
-def alerts() -> list[dict]:
+def alerts():
     groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
-def graphs() -> list[dict]:
+def graphs():
     panels = json.loads((ROOT / "deploy" / "grafana" / "bagua.json").read_text())["panels"]
     return [panel for panel in panels if panel["type"] == "timeseries"]
 
 
-def shown() -> list[str]:
+def shown():
     """Expressions of the dashboard."""
     return [target["expr"] for panel in graphs() for target in panel["targets"]]
 
 
-def expressions() -> dict[str, str]:
+def expressions():
     found = {alert["alert"]: alert["expr"] for alert in alerts()}
     return found | {f"dashboard {number}": text for number, text in enumerate(shown())}
 
 
 @pytest.mark.parametrize("families", [coordinator_metrics.FAMILIES, node_metrics.FAMILIES], ids=["coordinator", "node"])
-def test_the_page_lists_all_metrics(families: tuple[Family, ...]) -> None:
+def test_the_page_lists_all_metrics(families):
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert table(families) in page, f"docs/metrics.md needs this table:\n{table(families)}"
 
 
-def test_names_follow_the_conventions() -> None:
+def test_names_follow_the_conventions():
     for family in FAMILIES.values():
         assert re.fullmatch(r"bagua(_[a-z0-9]+)+", family.name), family
         assert family.help.endswith(".") and "|" not in family.help, family
         assert not OF_SCRAPES & set(family.labels), f"{family.name}: Prometheus itself sets such a label"
 
 
-def test_a_database_that_does_not_answer_keeps_no_other_number_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_does_not_answer_keeps_no_other_number_away(monkeypatch):
     """Else a coordinator without its database looks like one that is down."""
     monkeypatch.setattr(coordinator_metrics, "COUNT_S", 0.05)
     answers = threading.Event()
 
-    def read() -> dict[JobState, int]:
+    def read():
         if not answers.wait(0.3):
             raise UnavailableError("The database does not answer.")
         return {JobState.PENDING: 7}
@@ -82,14 +80,14 @@ def test_a_database_that_does_not_answer_keeps_no_other_number_away(monkeypatch:
     assert counts.get() is None, "the database has said no"
 
 
-def test_the_fuller_disk_counts(tmp_path: Path) -> None:
+def test_the_fuller_disk_counts(tmp_path):
     """Under systemd logs of ranks may lie on another disk than the state folder."""
     assert node_metrics.room([tmp_path])[()] > 0
     assert node_metrics.room([tmp_path, Path("/proc")]) == {(): 0}
     assert node_metrics.room([tmp_path, tmp_path / "none"]) == {}
 
 
-def test_an_example_of_metrics_has_one_port_everywhere() -> None:
+def test_an_example_of_metrics_has_one_port_everywhere():
     """That of the systemd settings is the one that Prometheus asks, and the dashboard of the same host has another."""
     asked = {
         scrape["job_name"]: scrape["static_configs"][0]["targets"]
@@ -106,7 +104,7 @@ def test_an_example_of_metrics_has_one_port_everywhere() -> None:
         assert ports == {coordinator, node}, page
 
 
-def test_expressions_use_metrics_and_labels_that_exist() -> None:
+def test_expressions_use_metrics_and_labels_that_exist():
     for title, text in expressions().items():
         bare = re.sub(r'"[^"]*"', '""', text)
         names = set(re.findall(r"\b((?:bagua|process)_\w+|up)\b", bare))
@@ -116,12 +114,7 @@ def test_expressions_use_metrics_and_labels_that_exist() -> None:
             assert set(re.findall(r"(\w+)\s*[=!]", matchers)) <= allowed, (title, name)
 
 
-def test_the_dashboard_shows_enough() -> None:
-    told = {name for text in shown() for name in re.findall(r"bagua_\w+", text)}
-    assert len(graphs()) >= 15 and len(told) >= 20
-
-
-def test_each_alert_has_a_runbook_and_a_test() -> None:
+def test_each_alert_has_a_runbook_and_a_test():
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
     names = [alert["alert"] for alert in alerts()]
     assert sections == names
@@ -132,7 +125,7 @@ def test_each_alert_has_a_runbook_and_a_test() -> None:
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
 
 
-def test_promtool_takes_all_expressions(tmp_path: Path) -> None:
+def test_promtool_takes_all_expressions(tmp_path):
     texts = [text.replace("$job_id", ".*") for text in expressions().values()]
     rules = [{"record": f"check:n{number}", "expr": text} for number, text in enumerate(texts)]
     file = tmp_path / "rules.yml"
@@ -141,7 +134,7 @@ def test_promtool_takes_all_expressions(tmp_path: Path) -> None:
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 
-def test_each_alert_fires_and_none_does_without_need() -> None:
+def test_each_alert_fires_and_none_does_without_need():
     """By the commands of the page."""
     for command in pages.run_by("test_each_alert_fires_and_none_does_without_need", "docs/observability.md"):
         assert "SUCCESS" in promtool(*command.split()[1:], cwd=ROOT)

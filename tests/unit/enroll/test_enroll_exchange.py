@@ -1,10 +1,6 @@
 """How a host is taken in: what each side believes, and what the certificate and token are good for."""
 
-from __future__ import annotations
-
 import base64
-import json
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -22,11 +18,11 @@ TOKEN = "the-coordinators-own-token"
 JOB = "run 1 x"
 
 
-def registrar(address: str = "10.0.0.1:7000", hosts: int = 3, key: bytes = KEY, context: str = JOB) -> Registrar:
+def registrar(address="10.0.0.1:7000", hosts=3, key=KEY, context=JOB):
     return Registrar(key, context, hosts, Authority(), address, TOKEN, "job-1")
 
 
-def test_a_host_gets_a_certificate_for_its_own_key_and_a_token_for_the_job() -> None:
+def test_a_host_gets_a_certificate_for_its_own_key_and_a_token_for_the_job():
     applicant = Applicant(KEY, JOB, 2)
     grant = applicant.finish(registrar().answer(2, applicant.hello()))
     assert (grant.coordinator, grant.job_id, grant.node_id) == ("10.0.0.1:7000", "job-1", "node-00002")
@@ -37,7 +33,7 @@ def test_a_host_gets_a_certificate_for_its_own_key_and_a_token_for_the_job() -> 
     assert own.public_key() == cert.public_key()
 
 
-def test_a_hosts_certificate_does_not_make_it_a_coordinator() -> None:
+def test_a_hosts_certificate_does_not_make_it_a_coordinator():
     key = new_key()
     cert = x509.load_pem_x509_certificate(Authority().certify_client(make_request(key), "node-00001"))
     roles = cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -45,7 +41,7 @@ def test_a_hosts_certificate_does_not_make_it_a_coordinator() -> None:
     assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_no_secret_is_in_the_messages() -> None:
+def test_no_secret_is_in_the_messages():
     applicant = Applicant(KEY, JOB, 1)
     hello = applicant.hello()
     answer = registrar().answer(1, hello)
@@ -57,19 +53,14 @@ def test_no_secret_is_in_the_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        registrar(key=bytes(32)),
-        registrar(context="run 2 x"),
-    ],
-    ids=["another secret", "another attempt"],
+    "other", [registrar(key=bytes(32)), registrar(context="run 2 x")], ids=["another secret", "another attempt"]
 )
-def test_a_host_that_can_not_prove_it_is_refused(other: Registrar) -> None:
+def test_a_host_that_can_not_prove_it_is_refused(other):
     with pytest.raises(ServiceError, match=r"Host 1 does not prove that it belongs to the job.*BAGUA_JOB_SECRET"):
         other.answer(1, Applicant(KEY, JOB, 1).hello())
 
 
-def test_a_message_is_good_for_its_own_host_and_once() -> None:
+def test_a_message_is_good_for_its_own_host_and_once():
     side = registrar()
     hello = Applicant(KEY, JOB, 1).hello()
     with pytest.raises(ServiceError, match="Host 2 does not prove"):
@@ -80,7 +71,7 @@ def test_a_message_is_good_for_its_own_host_and_once() -> None:
             side.answer(host, hello)
 
 
-def test_a_host_believes_the_first_host_alone() -> None:
+def test_a_host_believes_the_first_host_alone():
     applicant, other = Applicant(KEY, JOB, 1), Applicant(KEY, JOB, 1)
     stranger = registrar(key=bytes(32))
     hello = applicant.hello()
@@ -98,16 +89,7 @@ def test_a_host_believes_the_first_host_alone() -> None:
         stranger.answer(1, hello)
 
 
-def test_a_holder_of_the_secret_who_sends_something_else() -> None:
-    class Odd(Applicant):
-        def hello(self) -> str:
-            return exchange._encode(self._handshake.write(json.dumps(["odd"]).encode()))
-
-    with pytest.raises(ServiceError, match="holds something else"):
-        registrar().answer(1, Odd(KEY, JOB, 1).hello())
-
-
-def test_a_request_must_be_signed_with_its_key() -> None:
+def test_a_request_must_be_signed_with_its_key():
     pem = make_request(new_key()).decode().splitlines()
     der = bytearray(base64.b64decode("".join(pem[1:-1])))
     der[-1] ^= 1
@@ -117,7 +99,7 @@ def test_a_request_must_be_signed_with_its_key() -> None:
             Authority().certify_client(request, "node-00001")
 
 
-def test_a_coordinator_on_loopback_serves_its_own_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_on_loopback_serves_its_own_machine_alone(monkeypatch):
     near = Applicant(KEY, JOB, 1)
     near.finish(registrar("127.0.0.1:7000").answer(1, near.hello()))
     side = registrar("127.0.0.1:7000")
@@ -128,13 +110,13 @@ def test_a_coordinator_on_loopback_serves_its_own_machine_alone(monkeypatch: pyt
         side.answer(1, hello)
 
 
-def test_tokens_carry_their_scope() -> None:
+def test_tokens_carry_their_scope():
     from bagua.base.job_token import make_token
 
     scope = Scope("job-1", "node-00001")
     token = make_token(TOKEN, scope)
     assert read_scope(TOKEN, token) == scope
-    parts: list[Any] = token.split("~")
+    parts = token.split("~")
     for index in range(4):
         changed = "~".join(part + "x" if i == index else part for i, part in enumerate(parts))
         assert read_scope(TOKEN, changed) is None

@@ -1,10 +1,7 @@
 """Where the job's secret comes from, and what is none."""
 
-from __future__ import annotations
-
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -16,34 +13,21 @@ ELSEWHERE = "10.0.0.1"
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_set(tmp_path, monkeypatch):
     for name in (secret.SECRET, secret.SECRET_FILE, secret.INSECURE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def write(path: Path, text: str, mode: int = 0o600) -> Path:
+def write(path, text, mode=0o600):
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(text)
     path.chmod(mode)
     return path
 
 
-def test_without_one_the_error_says_what_to_set() -> None:
-    with pytest.raises(ConfigError) as caught:
-        secret.find_key(ELSEWHERE)
-    for name in (
-        "BAGUA_JOB_SECRET",
-        "BAGUA_JOB_SECRET_FILE",
-        "job-secret",
-        "openssl rand",
-        "BAGUA_INSECURE_RENDEZVOUS",
-    ):
-        assert name in str(caught.value)
-
-
-def test_all_ways_lead_to_the_same_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_lead_to_the_same_key(tmp_path, monkeypatch):
     write(secret.default_file(), GOOD + "\n")
     by_default = secret.find_key(ELSEWHERE)
     monkeypatch.setenv(secret.SECRET_FILE, str(write(tmp_path / "named", f" {GOOD} ", 0o400)))
@@ -58,57 +42,27 @@ def test_all_ways_lead_to_the_same_key(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_a_file_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+def test_a_file_that_others_can_read_is_refused(tmp_path, monkeypatch, mode):
     monkeypatch.setenv(secret.SECRET_FILE, str(write(tmp_path / "open", GOOD, mode)))
     with pytest.raises(ConfigError, match="chmod 600"):
         secret.find_key(ELSEWHERE)
 
 
-def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "theirs", GOOD)
-    if os.geteuid() != 0:
-        pytest.skip("giving a file to another user needs root")
-    os.chown(path, 12345, 12345)
-    monkeypatch.setenv(secret.SECRET_FILE, str(path))
-    with pytest.raises(ConfigError, match="belongs to user 12345"):
-        secret.find_key(ELSEWHERE)
-
-
-def test_a_file_that_is_not_there_or_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / "missing"))
-    with pytest.raises(ConfigError, match="can't be read"):
-        secret.find_key(ELSEWHERE)
-    monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path))
-    with pytest.raises(ConfigError, match=r"can't be read|must be a file"):
-        secret.find_key(ELSEWHERE)
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / "pipe"))
-    with pytest.raises(ConfigError, match="must be a file"):
-        secret.find_key(ELSEWHERE)
-
-
 @pytest.mark.parametrize("weak", ["hunter2", "123456", "0" * 64, "abcd" * 16, GOOD[:-1], "x" * 10_000])
-def test_what_can_be_guessed_is_refused(monkeypatch: pytest.MonkeyPatch, weak: str) -> None:
+def test_what_can_be_guessed_is_refused(monkeypatch, weak):
     monkeypatch.setenv(secret.SECRET, weak)
     with pytest.raises(ConfigError, match="can be guessed"):
         secret.find_key(ELSEWHERE)
 
 
-def test_ids_of_schedulers_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT", "HOSTNAME"):
-        monkeypatch.setenv(name, GOOD)
-    with pytest.raises(ConfigError, match="needs a secret"):
-        secret.find_key(ELSEWHERE)
-
-
-def test_one_machine_makes_its_own(tmp_path: Path) -> None:
+def test_one_machine_makes_its_own(tmp_path):
     key = secret.find_key("127.0.0.1")
     assert secret.find_key("localhost") == key
     made = tmp_path / "bagua" / "job-secret"
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
-def test_two_answers_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_answers_are_one_too_many(monkeypatch):
     monkeypatch.setenv(secret.INSECURE, "1")
     assert secret.find_key(ELSEWHERE) == bytes(32)
     monkeypatch.setenv(secret.SECRET, GOOD)
@@ -119,7 +73,7 @@ def test_two_answers_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
         secret.find_key(ELSEWHERE)
 
 
-def test_under_srun_the_first_host_makes_the_file_in_the_shared_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_srun_the_first_host_makes_the_file_in_the_shared_home(monkeypatch):
     for name, value in {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(secret, "SHARED_PATIENCE_S", 0.0)
@@ -128,3 +82,13 @@ def test_under_srun_the_first_host_makes_the_file_in_the_shared_home(monkeypatch
     made = secret.find_key(ELSEWHERE, first=True)
     assert secret.find_key(ELSEWHERE) == made
     assert secret.default_file().stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "theirs", GOOD)
+    if os.geteuid() != 0:
+        pytest.skip("giving a file to another user needs root")
+    os.chown(path, 12345, 12345)
+    monkeypatch.setenv(secret.SECRET_FILE, str(path))
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        secret.find_key(ELSEWHERE)

@@ -1,10 +1,7 @@
 """The servers of metrics without file descriptors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +35,7 @@ server.shutdown()
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_silent_connections_keep_no_scrape_out_and_hold_no_threads(tmp_path: Path, tls: bool):
+def test_silent_connections_keep_no_scrape_out_and_hold_no_threads(tmp_path, tls):
     make_certificates(tmp_path, ["127.0.0.1"])
     files = f'"{tmp_path}/cert.pem", "{tmp_path}/key.pem"' if tls else "None, None"
     code = f"""

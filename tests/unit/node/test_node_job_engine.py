@@ -1,13 +1,9 @@
 """The engine of a job follows from generation to generation, whatever is told meanwhile: with one that only notes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import structlog
 
@@ -19,7 +15,7 @@ ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 SOON_S = 20.0
 
 
-def specification(generation: int, *nodes: str) -> JobSpecification:
+def specification(generation, *nodes):
     hosts = tuple(Host(node, (rank,), (rank,)) for rank, node in enumerate(nodes))
     program = Program(
         entry="train.py", is_module=False, no_python=False, args=(), env={}, secret_env={}, workdir="", python=""
@@ -32,27 +28,27 @@ def specification(generation: int, *nodes: str) -> JobSpecification:
 class Engine:
     """``may_regroup``: set it, and it goes on."""
 
-    def __init__(self) -> None:
-        self.told: list[Any] = []
+    def __init__(self):
+        self.told = []
         self.regroups, self.may_regroup = threading.Event(), threading.Event()
 
-    def regroup(self, generation: int, **_: Any) -> None:
+    def regroup(self, generation, **_):
         self.regroups.set()
         assert self.may_regroup.wait(SOON_S)
         self.told.append(generation)
 
-    def set_peers(self, addresses: list[str]) -> None:
+    def set_peers(self, addresses):
         self.told.append(tuple(addresses))
 
 
-def job_engine(engine: Engine, tmp_path: Path) -> JobEngine:
-    node: Any = SimpleNamespace(node_id="a", places=OwnPlaces(tmp_path, tmp_path))
+def job_engine(engine, tmp_path):
+    node = SimpleNamespace(node_id="a", places=OwnPlaces(tmp_path, tmp_path))
     made = JobEngine(specification(1, "a", "b", "c"), node, structlog.get_logger(), lambda event: None)
-    made._engine = engine  # type: ignore[assignment]
+    made._engine = engine
     return made
 
 
-async def follow(made: JobEngine, engine: Engine, first: Any, second: Any) -> None:
+async def follow(made, engine, first, second):
     """It follows the first word; the second comes while its thread still regroups."""
     newest = [first]
     following = asyncio.create_task(made.follow(lambda: newest[-1]))
@@ -64,7 +60,7 @@ async def follow(made: JobEngine, engine: Engine, first: Any, second: Any) -> No
     await following
 
 
-def test_a_generation_that_is_told_again_meanwhile_gets_its_peers(tmp_path: Path) -> None:
+def test_a_generation_that_is_told_again_meanwhile_gets_its_peers(tmp_path):
     """The coordinator does so when newcomers begin to prepare, for example."""
     engine = Engine()
     next_one = specification(2, "a", "b")
@@ -73,7 +69,7 @@ def test_a_generation_that_is_told_again_meanwhile_gets_its_peers(tmp_path: Path
     assert engine.told == [2, ADDRESSES]
 
 
-def test_peers_that_come_while_it_regroups_are_those_of_the_next_generation(tmp_path: Path) -> None:
+def test_peers_that_come_while_it_regroups_are_those_of_the_next_generation(tmp_path):
     engine = Engine()
     next_one = specification(2, "a", "b")
     known = (replace(next_one), ADDRESSES)
@@ -81,7 +77,7 @@ def test_peers_that_come_while_it_regroups_are_those_of_the_next_generation(tmp_
     assert engine.told == [2, ADDRESSES], "the generation before has other hosts"
 
 
-def test_peers_of_a_later_generation_wait_for_it(tmp_path: Path) -> None:
+def test_peers_of_a_later_generation_wait_for_it(tmp_path):
     engine = Engine()
     later = (specification(3, "b", "a"), ADDRESSES)
     asyncio.run(follow(job_engine(engine, tmp_path), engine, (specification(2, "a", "b"), ()), later))

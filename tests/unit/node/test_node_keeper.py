@@ -1,7 +1,5 @@
 """The wire between keeper and daemon, and the keeper's command line. Real processes are in integration/node."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -9,7 +7,7 @@ import sys
 
 import pytest
 
-from bagua.daemon.node.keeper.keeper import Keeper, _split
+from bagua.daemon.node.keeper.keeper import Keeper
 from bagua.daemon.node.keeper.wire import Wire
 
 
@@ -70,12 +68,6 @@ def test_the_last_words_of_an_end_are_heard(ends):
         other.send({"text": "too late"})
 
 
-def test_a_later_life_gets_no_descriptors_of_the_first():
-    given = ["--name", "n", "--ready-fd", "7", "--leash=9", "--slots", "2"]
-    assert _split(given) == ({"ready_fd": "7", "leash": "9"}, ["--name", "n", "--slots", "2"])
-    assert _split(["--slots", "2"]) == ({"ready_fd": None, "leash": None}, ["--slots", "2"])
-
-
 def test_the_last_words_of_a_daemon_are_heard_though_it_hears_nothing_more(ends):
     one, other = ends
     keeper = Keeper(lambda fd, first: ([], []), restart=True)
@@ -87,7 +79,7 @@ def test_the_last_words_of_a_daemon_are_heard_though_it_hears_nothing_more(ends)
     assert keeper._notes == {"job": "words"}
 
 
-def alone(code: str) -> str:
+def alone(code):
     """Runs ``code`` in a process of its own, where ``exhaust()`` leaves no descriptor; what it prints."""
     head = """
 import os, resource, socket, sys
@@ -164,44 +156,3 @@ print(list(kept._memory))
         "True {'job': 'words'} ['first']",
         "['first', 'second']",
     ]
-
-
-def test_a_keeper_without_descriptors_tells_all_that_it_keeps_though_it_must_wait():
-    code = """
-from bagua.daemon.node.keeper.keeper import Kept
-kept = Keeper(lambda fd, first: ([], []), restart=True)
-kept._wire = one
-pipes = [os.pipe() for _ in range(8)]
-for pid in range(2000):  # more than a socket takes
-    kept._kept[pid] = Kept("job/x", list(pipes[pid % 8]))
-kept._memory["job"] = pipes[0][0]
-exhaust()
-kept._tell_all()
-assert not one.idle
-restore()
-said = []
-while not said or said[-1][0]["say"] != "begin":
-    one.flush()
-    for message, descriptors in other.receive():
-        said.append((message, len(descriptors)))
-        for number in descriptors:
-            os.close(number)
-print([number for number, (message, _) in enumerate(said[:-2]) if message["pid"] != number])
-print({count for _, count in said[:-2]}, said[-2], said[-1][1], said[-1][0]["replaced"])
-os.fstat(pipes[0][0])
-one.close()
-os.fstat(pipes[7][1])
-"""
-    assert alone(code).splitlines() == ["[]", "{2} ({'say': 'memory', 'job': 'job'}, 1) 0 False"]
-
-
-def test_a_daemon_that_can_not_be_started_is_tried_again(monkeypatch):
-    monkeypatch.setattr("bagua.daemon.node.keeper.keeper.START_AGAIN_S", 0.0)
-    commands = [["/does/not/exist"], ["/does/not/exist"], ["/bin/true"]]
-    keeper = Keeper(lambda fd, first: (commands.pop(0), []), restart=True)
-    keeper._start_again()
-    assert keeper._daemon == 0 and keeper._look_at_start() == 0.0 and keeper._daemon == 0
-    keeper._look_at_start()
-    assert keeper._daemon and not commands
-    os.waitpid(keeper._daemon, 0)
-    keeper._wire.close()

@@ -1,20 +1,11 @@
 """Requests that the coordinator may send to a node, and the processes that follow."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from bagua.daemon.node.ranks.launch import LaunchError, check_program, command, environment, read_secrets
-from bagua.daemon.node.rules.job_specification import (
-    NO_HOST,
-    Program,
-    SpecificationError,
-    clamp_grace,
-    is_safe_name,
-    parse_peers,
-    parse_specification,
-)
+from bagua.daemon.node.ranks.launch import LaunchError, check_program, environment, read_secrets
+from bagua.daemon.node.rules.job_specification import NO_HOST, Program, SpecificationError, parse_specification
 from bagua.proto import common_pb2, node_pb2
 
 
@@ -80,22 +71,6 @@ def test_plans_that_make_no_sense(changes):
         parse_specification(run_job(**changes), "b")
 
 
-def test_peers_and_numbers():
-    assert parse_peers(run_job()) == ()
-    whole = [node_pb2.HostPlan(ranks=[rank], engine_address=f"h:{rank}") for rank in (0, 1)]
-    assert parse_peers(run_job(hosts=whole)) == ("h:0", "h:1")
-    assert parse_peers(run_job(hosts=whole[:1])) == ()
-    assert [clamp_grace(value) for value in (-1, float("nan"), 5, float("inf"))] == [0, 0, 5, 3600]
-    assert is_safe_name("A-b_c.9") and not is_safe_name("a/b") and not is_safe_name("a\n")
-
-
-def test_commands():
-    assert command(Program("t.py", args=("a",))) == [sys.executable, "t.py", "a"]
-    assert command(Program("t.py", python="/py")) == ["/py", "t.py"]
-    assert command(Program("m.n", is_module=True, args=("a",))) == [sys.executable, "-m", "m.n", "a"]
-    assert command(Program("sh", no_python=True, args=("a",))) == ["sh", "a"]
-
-
 def test_environment_of_a_rank():
     spec = common_pb2.JobSpec(entry="x", env={"MINE": "1", "BOTH": "job", "RANK": "x", "MALLOC_TOP_PAD_": "1"})
     parsed = parse_specification(run_job(spec=spec), "b")
@@ -118,26 +93,25 @@ def test_environment_of_a_rank():
     assert kept["OMP_NUM_THREADS"] == "4"
 
 
-def test_scripts_import_what_lies_beside_them_unless_the_job_says_otherwise():
-    base = {"PYTHONSAFEPATH": "1"}
-    parsed = parse_specification(run_job(), "b")
-    assert "PYTHONSAFEPATH" not in environment(
-        parsed, 2, base=base, secrets={}, rank_socket=Path("/s"), cache=Path("/c")
-    )
-    asked = parse_specification(run_job(spec=common_pb2.JobSpec(entry="train.py", env=base)), "b")
-    assert environment(asked, 2, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))["PYTHONSAFEPATH"] == "1"
-
-
-def test_secrets_come_from_files_of_this_node_that_are_closed_to_others(tmp_path):
-    file = tmp_path / "token"
-    file.write_text("s3cret\n")
-    file.chmod(0o600)
-    program = Program("x", env={"A": "1"}, secret_env={"HF_TOKEN": str(file)})
-    secrets = read_secrets(program, "n")
-    assert secrets == {"HF_TOKEN": "s3cret"}
-    parsed = parse_specification(run_job(spec=common_pb2.JobSpec(entry="x", secret_env={"HF_TOKEN": str(file)})), "b")
-    env = environment(parsed, 2, base={"HF_TOKEN": "x"}, secrets=secrets, rank_socket=Path("/s"), cache=Path("/c"))
-    assert env["HF_TOKEN"] == "s3cret" and parsed.program.secret_env == {"HF_TOKEN": str(file)}
+def test_programs_are_looked_at_before_a_build(tmp_path):
+    (tmp_path / "a.py").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
+    folder = str(tmp_path)
+    for good in (Program("a.py", workdir=folder), Program("package", workdir=folder), Program(str(tmp_path / "a.py"))):
+        check_program(good, {})
+    check_program(Program("anything", is_module=True, workdir=folder), {})
+    check_program(Program("sh", no_python=True, workdir=folder), {"PATH": "/bin:/usr/bin"})
+    for bad, words in [
+        (Program("b.py", workdir=folder), "b.py does not exist"),
+        (Program("a.py", workdir=folder + "/none"), "working directory"),
+        (Program("x", workdir=folder + "/a.py"), "is not a folder"),
+        (Program(folder), "without a __main__.py"),
+        (Program("sh", no_python=True, workdir=folder, env={"PATH": folder}), "not in PATH"),
+        (Program("./a.py", no_python=True, workdir=folder), "not executable"),
+    ]:
+        with pytest.raises(LaunchError, match=words):
+            check_program(bad, {"PATH": "/bin:/usr/bin"})
 
 
 @pytest.mark.parametrize(
@@ -158,24 +132,3 @@ def test_a_secret_that_can_not_be_taken_is_named_and_not_shown(tmp_path, content
     with pytest.raises(LaunchError, match=words) as error:
         read_secrets(Program("x", secret_env={"HF_TOKEN": str(file)}), "n")
     assert "HF_TOKEN" in str(error.value) and str(file) in str(error.value) and "s3cret" not in str(error.value)
-
-
-def test_programs_are_looked_at_before_a_build(tmp_path):
-    (tmp_path / "a.py").touch()
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__main__.py").touch()
-    folder = str(tmp_path)
-    for good in (Program("a.py", workdir=folder), Program("package", workdir=folder), Program(str(tmp_path / "a.py"))):
-        check_program(good, {})
-    check_program(Program("anything", is_module=True, workdir=folder), {})
-    check_program(Program("sh", no_python=True, workdir=folder), {"PATH": "/bin:/usr/bin"})
-    for bad, words in [
-        (Program("b.py", workdir=folder), "b.py does not exist"),
-        (Program("a.py", workdir=folder + "/none"), "working directory"),
-        (Program("x", workdir=folder + "/a.py"), "is not a folder"),
-        (Program(folder), "without a __main__.py"),
-        (Program("sh", no_python=True, workdir=folder, env={"PATH": folder}), "not in PATH"),
-        (Program("./a.py", no_python=True, workdir=folder), "not executable"),
-    ]:
-        with pytest.raises(LaunchError, match=words):
-            check_program(bad, {"PATH": "/bin:/usr/bin"})

@@ -45,16 +45,6 @@ def test_the_echo_says_whose_each_line_is():
     os.close(writer)
 
 
-def test_the_echo_waits_for_no_reader():
-    reader, writer = os.pipe()
-    echo = Echo(writer)
-    for _ in range(40):
-        echo.add(b"x" * (1 << 20) + b"\n")  # returns, though nobody reads
-    os.close(reader)
-    echo.close(10)
-    os.close(writer)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=30), st.integers(1, 4))
 def test_rotation_keeps_the_newest(tmp_path_factory, writes, files):
@@ -97,14 +87,6 @@ def test_tail(tmp_path_factory, lines, ended, count):
     log.close()
 
 
-def test_the_tail_of_a_long_log(tmp_path):
-    log = LogFile(tmp_path / "x.log", LogLimits(max_bytes=100_000, files=9))
-    lines = [b"%d %s\n" % (i, b"x" * (i % 300)) for i in range(3000)]
-    log.write(b"".join(lines))
-    assert everything(log, asyncio.run(log.tail_offset(2000)), 1 << 20) == b"".join(lines[-2000:])
-    log.close()
-
-
 async def test_a_disk_that_stands_still_does_not_hold_up_the_loop(tmp_path, monkeypatch):
     """The disk answers only after the loop has gone on: on the loop itself both calls would never return."""
     log = LogFile(tmp_path / "x.log")
@@ -120,54 +102,6 @@ async def test_a_disk_that_stands_still_does_not_hold_up_the_loop(tmp_path, monk
     asyncio.get_running_loop().call_later(0, answer.set)
     everything_of_it, third_last, piece = await asyncio.wait_for(calls, 30)
     assert (everything_of_it, third_last, piece.data) == (0, 999_997, b"\n" * 5)
-    log.close()
-
-
-async def test_a_reader_that_is_cancelled_leaves_no_file_open(tmp_path):
-    log = LogFile(tmp_path / "x.log")
-    log.write(b"x")
-    before = len(os.listdir("/proc/self/fd"))
-    reads = [asyncio.ensure_future(log.read(0)) for _ in range(50)]
-    await asyncio.sleep(0)
-    for read in reads:
-        read.cancel()
-    await asyncio.gather(*reads, return_exceptions=True)
-    await log.read(0)
-    await log.read(0)  # two threads: those of before are through
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-    log.close()
-
-
-async def test_readers_are_told(tmp_path):
-    log = LogFile(tmp_path / "x.log")
-    waits = [asyncio.ensure_future(log.changed(0)) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert not any(wait.done() for wait in waits)
-    log.write(b"x")
-    await asyncio.wait_for(asyncio.gather(*waits), 1)
-    await log.changed(0)
-    last = asyncio.ensure_future(log.changed(1))
-    cancelled = asyncio.ensure_future(log.changed(1))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    log.close()
-    await asyncio.wait_for(last, 1)
-    log.close()
-
-
-async def test_a_file_that_is_gone_or_can_not_be_written(tmp_path):
-    path = tmp_path / "x.log"
-    log = LogFile(path, LogLimits(max_bytes=10, files=2))
-    log.write(b"12345")
-    path.unlink()
-    gone = await log.read(0)
-    assert (gone.offset, gone.data, gone.missing) == (5, b"", 5)
-    path.mkdir()  # the next rotation fails
-    (path / "x").touch()
-    (tmp_path / "x.log.1").mkdir()
-    (tmp_path / "x.log.1" / "y").touch()
-    assert "can't be written" in log.write(b"67890abc")
-    assert log.write(b"more") == "", "said once"
     log.close()
 
 
@@ -215,13 +149,6 @@ def test_error_tails():
     long = error_tail(b"Traceback (most recent call last):\n" + b"x" * 30000 + b"\nEnd: 3")
     assert len(long) < ERROR_TAIL_BYTES + 10 and long.startswith("Traceback") and long.endswith("End: 3")
     assert error_tail(b"\xff\xfe") == "\ufffd\ufffd"
-
-
-def test_the_tail_is_that_of_the_exception_that_was_told():
-    of_error = "Traceback (most recent call last):\n  a\nValueError: mine\n  more"
-    later = "\nException ignored in: <x>\nTraceback (most recent call last):\n  b\nOSError: closed"
-    assert error_tail((of_error + later).encode(), "ValueError: mine\n  more").startswith(of_error)
-    assert error_tail((of_error + later).encode(), "sys.exit(3)").endswith("OSError: closed")
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,6 @@ def test_a_kill_below_a_rank_is_a_loss(told):
     assert job.ranks[0].reason == ("a worker was killed" if told else "")
 
 
-def test_a_program_that_fails_ends_an_elastic_job():
-    job, told = drive(elastic(), ev.RankTold(2, "sys.exit(3)", 0.0))
-    assert told == [ev.Abort("rank 2 (pid 72) has failed: sys.exit(3)")] and not job.ranks[0].lost
-
-
 def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
     _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
     assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
@@ -118,14 +113,6 @@ def test_who_is_out_and_alive_is_ended():
     assert ev.SignalRanks((72, 73), signal.SIGTERM) in told, "nor is it forgotten"
 
 
-@pytest.mark.parametrize("event", [ev.StopRequested("cancelled", 3.0), ev.EngineFailed("x"), exited(2, 1)])
-def test_a_job_that_ends_follows_into_the_next_generation_and_does_nothing_more(event):
-    """Its report in that generation is heard: the coordinator asks in that generation."""
-    before = drive(elastic(), event)[0]
-    job, told = drive(before, ev.Regrouped(2, (0, 1), (2, 3), ()))
-    assert not told and job.phase is before.phase and job.generation == 2 and job.error == before.error
-
-
 def test_a_rank_that_lost_its_engine_may_end_by_itself():
     job, told = drive(elastic(), ev.RankLost(2, "hang-up", 0.0), now=10.0)
     assert not told and job.deadline == 10.0 + membership.LOST_S
@@ -139,14 +126,6 @@ def test_a_rank_that_lost_its_engine_may_end_by_itself():
     job = s.new_job("b", (2, 3), adopt=False, grace_s=7.0)
     job = drive(job, READY, ev.RankStarted(2, 72), ev.RankStarted(3, 73))[0]
     assert reports(job, ev.RankLeft(2, 0.0), ev.RankLost(2, "", 0.0)) == 0, "without elastic nothing is told"
-
-
-def test_a_node_that_ends_its_part_says_so():
-    job = drive(elastic(), ev.StopRequested("SIGTERM", 3.0, error="the daemon was stopped"))[0]
-    assert job.withdrawn and job.error == "the daemon was stopped"
-    assert not drive(elastic(), ev.StopRequested("cancelled", 3.0))[0].withdrawn
-    failed = drive(elastic(), exited(2, 1), ev.StopRequested("SIGTERM", 3.0, error="the daemon was stopped"))[0]
-    assert not failed.withdrawn, "that was not the reason"
 
 
 # ---- newcomers and planned changes
@@ -183,21 +162,6 @@ def test_newcomers_are_started_once():
     assert not told and job.lobby[0].exit_code == 1 and not job.gone, "one that has ended stays so"
 
 
-def test_a_newcomer_that_is_not_wanted_any_more_is_ended():
-    job, told = drive(with_newcomer(), plan(1, (2, 3)))
-    assert told == [ev.SignalRanks((77,), signal.SIGKILL)] and not job.lobby and numbers(job.gone) == [7]
-
-
-def test_a_newcomer_that_can_not_be_started_is_no_failure():
-    asked = plan(1, (2, 3), joining=(7,))
-    job, told = drive(elastic(), asked, ev.SpawnFailed(7, "no such file"))
-    assert told == [ev.StartNewcomers((7,))] and job.phase is Phase.RUNNING and not job.error
-    assert (job.lobby[0].exit_code, job.lobby[0].error_tail) == (membership.NOT_STARTED, "no such file")
-    first = s.new_job("c", (), joining=(7,), adopt=False, grace_s=7.0, elastic=True)
-    job, told = drive(first, READY, ev.SpawnFailed(7, "no such file"))
-    assert job.error == "no such file", "nothing else is here"
-
-
 def test_a_planned_generation_is_told_at_once_and_entered_later():
     job = drive(with_newcomer(), ev.ReadyToJoin(7))[0]
     assert job.lobby[0].ready and not drive(job, ev.ReadyToJoin(2))[0].ranks[0].ready
@@ -214,17 +178,6 @@ def test_a_planned_generation_is_told_at_once_and_entered_later():
     assert ev.Abort in map(type, told), "from now on it is one of them"
 
 
-def test_a_loss_goes_before_a_plan():
-    job = drive(with_newcomer(), ev.ReadyToJoin(7), plan(2, (2, 3, 7)))[0]
-    job, told = drive(job, ev.Suspended(1, -1, "rank 2 is gone"), exited(2, -9, 9))
-    assert not told and job.suspended and job.entered == 1
-    job, told = drive(job, plan(3, (3,), joining=(7,), planned=False))
-    assert told == [ev.RegroupEngine()] and (job.generation, job.suspended) == (3, "")
-    assert numbers(job.ranks) == [3] and numbers(job.lobby) == [7] and job.lobby[0].newcomer and job.lobby[0].ready
-    job, told = drive(job, ev.Entered(3, (3,)))
-    assert not told and job.entered == 3
-
-
 @pytest.mark.parametrize("entered_first", [True, False])
 def test_a_newcomer_that_has_entered_can_not_go_back(entered_first):
     """Newcomers are the first to enter a planned generation; a loss elsewhere takes it back."""
@@ -235,15 +188,6 @@ def test_a_newcomer_that_has_entered_can_not_go_back(entered_first):
     assert membership.ended_here(job, 7) == SPENT
     job, told = drive(job, exited(7, -9, 9), exited(8, -9, 9))
     assert not told and job.phase is Phase.RUNNING and all(rank.phase is RankPhase.EXITED for rank in job.lobby)
-
-
-def test_a_loss_may_be_told_before_the_beginning_of_its_generation():
-    """As of a newcomer that ends as soon as it is in: whoever else is in it or out of it is known all the same."""
-    job = drive(with_newcomer(), ev.ReadyToJoin(7), plan(2, (2, 7)))[0]
-    job, told = drive(job, ev.Suspended(2, -1, "rank 7 is gone"), ev.Entered(2, (2, 7)), now=10.0)
-    assert not told and (job.entered, job.suspended) == (2, "rank 7 is gone")
-    assert not any(rank.outside or rank.ready for rank in job.ranks)
-    assert [rank.member for rank in job.leaving] == [3] and job.deadline == 10.0 + membership.LEAVE_S
 
 
 def test_who_is_dismissed_ends_by_itself():
@@ -259,33 +203,6 @@ def test_who_is_dismissed_ends_by_itself():
     assert membership.ended_here(job, 3) == membership.ended_here(late, 2) == "", "nobody here has killed these"
     late, told = drive(late, exited(3, -9, 9))
     assert not told and late.phase is Phase.RUNNING and not late.error
-
-
-def test_a_node_that_all_have_left_stops_by_itself():
-    job, told = drive(elastic(), plan(2, ()))
-    assert told == [ev.RegroupEngine()]
-    job, told = drive(job, ev.Entered(2, (0, 1)), exited(2), exited(3))
-    assert told == [ev.CloseEngine()] and job.phase is Phase.CLOSING
-    assert drive(job, ev.EngineClosed())[0].error == ""
-    before, told = drive(elastic(), exited(2), exited(3), plan(2, ()))
-    assert told == [ev.CloseEngine()] and before.phase is Phase.CLOSING, "they had ended before"
-    killed, told = drive(elastic(), plan(2, ()), exited(2, -9, 9), exited(3))
-    assert ev.CloseEngine() not in told and killed.phase is Phase.RUNNING, "a loss: the coordinator has to say more"
-
-
-def test_who_was_to_be_dismissed_stays_when_the_plan_is_taken_back():
-    job, told = drive(elastic(), plan(2, (2,)), plan(3, (2, 3), planned=False), ev.Entered(3, (2, 3)))
-    assert told == [ev.RegroupEngine()] * 2 and numbers(job.ranks) == [2, 3] and not job.leaving
-
-
-def test_a_pause_changes_nobody():
-    job, told = drive(elastic(), plan(2, (2, 3), hold=True))
-    assert told == [ev.RegroupEngine()] and (job.generation, job.entered) == (2, 1) and numbers(job.ranks) == [2, 3]
-
-
-def test_a_program_that_takes_newcomers():
-    assert reports(elastic(), ev.TakesNewcomers(2), ev.TakesNewcomers(3)) == 1
-    assert drive(elastic(), ev.TakesNewcomers(2), plan(2, (2, 3)))[0].takes_newcomers
 
 
 MEMBERS = st.sampled_from([2, 3, 7, 8, 9])

@@ -1,27 +1,22 @@
 """The Unix user of ranks, and the folder in which they meet the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pwd
-import resource
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.daemon.node.jobs.rank_service import OneJob
 from bagua.daemon.node.ranks.launch import LaunchError
-from bagua.daemon.node.ranks.places import OwnPlaces, open_user_places
-from bagua.daemon.node.ranks.user import RunAs, parse_limits, parse_umask
+from bagua.daemon.node.ranks.places import open_user_places
+from bagua.daemon.node.ranks.user import RunAs
 from bagua.daemon.node.rules.job_specification import JobSpecification, Program
 
 OTHER = next(user for user in pwd.getpwall() if user.pw_uid != 0)
@@ -45,7 +40,7 @@ def test_the_user_of_a_job():
         ({"adopt": True}, "started by others"),
     ],
 )
-def test_jobs_that_may_not_run(changes: dict[str, Any], words: str):
+def test_jobs_that_may_not_run(changes, words):
     with pytest.raises(LaunchError, match=words):
         RUN_AS.user_of(replace(JOB, **changes))
 
@@ -62,37 +57,19 @@ def test_what_is_roots_is_not_in_the_environment():
     assert found == {**kept, **own}
 
 
-def test_limits_and_umask():
-    assert parse_umask("022") == 0o022 and parse_umask("0077") == 0o077
-    limits = parse_limits("core=0, nofile=65536,memlock=unlimited")
-    unlimited = resource.RLIM_INFINITY
-    assert limits == (
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_NOFILE, 65536, 65536),
-        (resource.RLIMIT_MEMLOCK, unlimited, unlimited),
-    )
-    assert parse_limits("") == ()
-    for text in ("core", "core=", "core=-1", "cores=0", "nofile=1k"):
-        with pytest.raises(ConfigError, match="--rank-limits"):
-            parse_limits(text)
-    for text in ("22", "888", "1022", ""):
-        with pytest.raises(ConfigError, match="--rank-umask"):
-            parse_umask(text)
-
-
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     made = Path(tempfile.mkdtemp(prefix="bgp-", dir="/tmp"))
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_job_has_a_folder_through_which_others_pass(folder: Path):
+def test_a_job_has_a_folder_through_which_others_pass(folder):
     own = replace(RUN_AS.user_of(JOB), uid=os.geteuid(), gid=os.getegid())
     places = open_user_places(folder / "ranks", folder)
     place = places.of("job-1")
@@ -112,7 +89,7 @@ def test_a_job_has_a_folder_through_which_others_pass(folder: Path):
     assert not place.folder.exists() and (left / "meeting").is_dir()
 
 
-def test_native_code_is_there_for_all_to_read(folder: Path):
+def test_native_code_is_there_for_all_to_read(folder):
     built = folder / "own" / "core" / "key" / "core.so"
     built.parent.mkdir(parents=True, mode=0o700)
     built.write_text("code")
@@ -125,7 +102,7 @@ def test_native_code_is_there_for_all_to_read(folder: Path):
     assert found.exists()
 
 
-def test_folders_that_can_not_be_used(folder: Path):
+def test_folders_that_can_not_be_used(folder):
     (folder / "link").symlink_to(folder)
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
@@ -135,18 +112,11 @@ def test_folders_that_can_not_be_used(folder: Path):
         open_user_places(folder / "link", folder)
 
 
-def test_ranks_of_ones_own_share_the_folder_of_the_daemon(tmp_path: Path):
-    places = OwnPlaces(tmp_path / "s", tmp_path / "jobs")
-    place = places.of("job-1")
-    assert place.folder == tmp_path / "s" and place.rank_socket == places.rank_socket == tmp_path / "s" / "rank.sock"
-    assert place.code == tmp_path / "jobs" / "job-1" / "code" and place.variables == {}
-
-
 def test_a_socket_of_one_job_leads_to_no_other():
-    async def arrival(job_id: str) -> str:
+    async def arrival(job_id):
         return job_id
 
-    jobs: Any = SimpleNamespace(find=lambda job_id: job_id, arrival=arrival)
-    one: Any = OneJob(jobs, "job-1")
+    jobs = SimpleNamespace(find=lambda job_id: job_id, arrival=arrival)
+    one = OneJob(jobs, "job-1")
     assert (one.find("job-1"), one.find("job-2")) == ("job-1", None)
     assert asyncio.run(one.arrival("job-1")) == "job-1" and asyncio.run(one.arrival("job-2")) == ""

@@ -3,7 +3,6 @@
 import signal
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,12 +66,6 @@ def test_the_engine_is_told_why_before_anybody_is_killed():
     assert told == [ev.CloseEngine()]
 
 
-@pytest.mark.parametrize("event", [ev.TimerFired(), ev.WaitsChanged(""), ev.RankConnected(2), ev.RankLeft(2, 0.0)])
-def test_what_changes_nothing(event):
-    job = running()
-    assert drive(job, event) == (job if not isinstance(event, ev.RankConnected) else drive(job, event)[0], [])
-
-
 def test_stop():
     job, told = drive(running(), ev.StopRequested("cancelled", 3.0), now=1.0)
     assert told == [ev.Abort("cancelled"), ev.SignalRanks((72, 73), signal.SIGTERM)] and job.deadline == 4.0
@@ -91,13 +84,6 @@ def test_trouble_before_the_start():
     assert job.phase is Phase.STOPPED and job.error == "no compiler" and not told
     job, told = drive(new(), READY, ev.RankStarted(2, 72), ev.SpawnFailed(3, "no such file"))
     assert told == [ev.SpawnRanks(), ev.Abort("no such file")] and job.error == "no such file"
-
-
-def test_peers_are_told_once():
-    job, told = drive(new(), ev.PeersKnown(("a", "b")), READY)
-    assert told == [ev.SetPeers(("a", "b")), ev.SpawnRanks()]
-    assert drive(job, ev.PeersKnown(("a", "b")))[1] == []
-    assert drive(running(), ev.PeersKnown(("a", "b")), ev.PeersKnown(("a", "b")))[1] == [ev.SetPeers(("a", "b"))]
 
 
 def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
@@ -119,7 +105,7 @@ def test_an_engine_error_waits_for_the_verdict_on_a_lost_rank():
 def test_ranks_that_end_after_a_failure_are_marked():
     """The coordinator looks for the cause among the others, not among their messages."""
 
-    def follows(*events: ev.Event, **options: bool) -> list[bool]:
+    def follows(*events, **options):
         return [rank.follows for rank in drive(running(**options), *events, now=1.0)[0].ranks]
 
     assert follows(exited(2, 1), exited(3, 1)) == [False, True]
@@ -145,48 +131,6 @@ def test_a_rank_that_tells_why_it_fails_is_the_cause():
     assert (slow.ranks[0].exit_code, slow.ranks[0].signal) == (1, 0), "it has failed, and was not killed"
     adopted, _ = drive(running(adopt=True), ev.RankTold(2, "ValueError: 3", 0.0))
     assert (adopted.ranks[0].phase, adopted.ranks[0].exit_code) == (RankPhase.EXITED, 1), "nobody tells more of it"
-
-
-def test_ranks_that_others_started():
-    job, told = drive(new(adopt=True), READY)
-    assert not told and [rank.phase for rank in job.ranks] == [RankPhase.WAITING] * 2
-    job, told = drive(running(adopt=True), ev.RankLeft(2, 5.0))
-    assert job.ranks[0].phase is RankPhase.EXITED and job.ranks[0].exit_code == 0 and not told
-    job, told = drive(job, ev.RankLost(3, "its connection broke", 6.0))
-    assert told == [ev.Abort("rank 3 (pid 73) on node b is gone: its connection broke")]
-    assert (job.ranks[1].signal, job.ranks[1].exit_code, job.ranks[1].error_tail) == (9, -9, "its connection broke")
-    job, told = drive(running(adopt=True), ev.StopRequested("cancelled", 2.0))
-    assert told == [ev.Abort("cancelled")], "their processes are not ours to kill"
-    job, told = drive(job, ev.TimerFired(), now=2.0)
-    assert told == [ev.CloseEngine()]
-
-
-def test_a_job_that_nobody_joins_gives_its_slots_back():
-    job, _ = drive(new(adopt=True), READY, now=10.0)
-    assert job.deadline == 70.0
-    early, told = drive(job, ev.TimerFired(), now=69.0)
-    assert early is job and not told
-    late, told = drive(job, ev.TimerFired(), now=70.0)
-    assert late.error == "no rank joined on node b within 60 s" and told == [ev.Abort(late.error)]
-    closing, told = drive(late, ev.TimerFired(), now=75.0)
-    assert told == [ev.CloseEngine()] and drive(closing, ev.EngineClosed())[0].phase is Phase.STOPPED
-    joined, told = drive(job, ev.RankJoined(2, 72), ev.TimerFired(), now=70.0)
-    assert joined.phase is Phase.RUNNING and joined.deadline is None and not told, "one rank is enough to wait on"
-    assert drive(new(), READY, now=10.0)[0].deadline is None, "ranks that we start need no such deadline"
-
-
-def test_a_process_that_can_not_be_killed():
-    job, _ = drive(running(), ev.StopRequested("x", 0.0), ev.TimerFired(), now=0.0)
-    assert job.phase is Phase.KILLING
-    job, told = drive(job, ev.TimerFired(), now=transitions.KILLING_S)
-    assert told == [ev.CloseEngine()] and "rank 2 (pid 72), rank 3 (pid 73) on node b did not die" in job.error
-
-
-def test_words_of_an_exit():
-    rank = s.Rank(2, 2, pid=77)
-    assert s.describe_exit(rank, "b") == "rank 2 (pid 77) on node b exited with code 0"
-    odd = s.Rank(2, 2, pid=77, signal=250, exit_code=-250)
-    assert s.describe_exit(odd, "b") == "rank 2 (pid 77) on node b was killed by signal 250"
 
 
 RANK = st.sampled_from([2, 3, 9])

@@ -1,16 +1,12 @@
 """Troubles of a node that must not end, or stop for ever, what runs there."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import structlog
@@ -32,12 +28,12 @@ from bagua.proto import node_pb2
 
 
 class ReadOnlyJournal:
-    def remove(self, job_id: str) -> None:
+    def remove(self, job_id):
         raise OSError(30, "Read-only file system", f"{job_id}.json")
 
 
-async def test_jobs_that_can_not_be_forgotten_keep_no_daemon_away(tmp_path: Path) -> None:
-    node: Any = SimpleNamespace(
+async def test_jobs_that_can_not_be_forgotten_keep_no_daemon_away(tmp_path):
+    node = SimpleNamespace(
         jobs_folder=tmp_path,
         logs_folder=tmp_path,
         keep=Keep(jobs=1),
@@ -52,13 +48,13 @@ async def test_jobs_that_can_not_be_forgotten_keep_no_daemon_away(tmp_path: Path
     assert [line["job"] for line in told] == ["old"]
 
 
-async def test_a_part_of_the_daemon_that_ends_ends_it() -> None:
+async def test_a_part_of_the_daemon_that_ends_ends_it():
     """Without its fence a node would let a job run twice."""
 
-    async def fails() -> None:
+    async def fails():
         raise RuntimeError("a fault of the fence")
 
-    node: Any = SimpleNamespace(_stop=asyncio.Event(), _welcome=lambda ready: asyncio.sleep(0))
+    node = SimpleNamespace(_stop=asyncio.Event(), _welcome=lambda ready: asyncio.sleep(0))
     session = asyncio.ensure_future(asyncio.Event().wait())
     with pytest.raises(RuntimeError, match="fence"):
         async with asyncio.timeout(SOON_S):
@@ -67,7 +63,7 @@ async def test_a_part_of_the_daemon_that_ends_ends_it() -> None:
     session.cancel()
 
 
-def test_a_control_group_that_can_not_be_read_has_no_processes(tmp_path: Path) -> None:
+def test_a_control_group_that_can_not_be_read_has_no_processes(tmp_path):
     """A program that runs as root can turn its group into one of threads, whose list of processes is an error."""
     groups = JobGroups(tmp_path, tmp_path)
     (tmp_path / f"{groups._prefix}job" / "cgroup.procs").mkdir(parents=True)
@@ -86,13 +82,13 @@ while True:
 """
 
 
-async def test_a_rank_that_was_about_to_stop_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_was_about_to_stop_itself_goes_on(monkeypatch):
     """Its own thread has read that the lease was over before the daemon held it, and stops it when it is continued."""
     monkeypatch.setattr(jobs_of_node, "CONTINUE_AGAIN_S", 0.5, raising=False)
     process = subprocess.Popen([sys.executable, "-c", STOPS_ITSELF], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None and process.stdout.readline()
-        job: Any = Job.__new__(Job)
+        job = Job.__new__(Job)
         job.spec = SimpleNamespace(adopt=False)
         job.engine = SimpleNamespace(set_fence=lambda at: None)
         state = new_job("n", (0,), adopt=False, grace_s=1.0)
@@ -109,7 +105,7 @@ async def test_a_rank_that_was_about_to_stop_itself_goes_on(monkeypatch: pytest.
         process.stdout.close()
 
 
-def test_a_renewal_whose_children_live_on_is_not_waited_for() -> None:
+def test_a_renewal_whose_children_live_on_is_not_waited_for():
     """What builds the core may outlive the process that was asked for its versions."""
     keeper = Keeper(lambda descriptor, first: ([], []), restart=True)
     keeper._renewal = subprocess.Popen(
@@ -119,7 +115,7 @@ def test_a_renewal_whose_children_live_on_is_not_waited_for() -> None:
     child, late = int(keeper._renewal.stderr.readline()), []
     keeper._renewal.stderr.close()
 
-    def end(*about: object) -> None:
+    def end(*about):
         late.append(child)
         os.kill(child, signal.SIGKILL)
 
@@ -134,11 +130,11 @@ def test_a_renewal_whose_children_live_on_is_not_waited_for() -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def no_thread(*about: object) -> None:
+def no_thread(*about):
     raise RuntimeError("can't start new thread")
 
 
-async def test_processes_are_killed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_are_killed_where_no_thread_can_be_started(monkeypatch):
     """They may be the reason for that."""
     monkeypatch.setattr(asyncio, "to_thread", no_thread)
     process = subprocess.Popen(["sleep", "1000"])
@@ -149,7 +145,7 @@ async def test_processes_are_killed_where_no_thread_can_be_started(monkeypatch: 
     assert process.wait() == -signal.SIGKILL
 
 
-async def test_a_record_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_waits_until_a_thread_can_be_started(monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(OSError, match="No further process or thread"):
@@ -157,7 +153,7 @@ async def test_a_record_waits_until_a_thread_can_be_started(monkeypatch: pytest.
     await in_thread(lambda: None)
 
 
-async def test_a_session_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_waits_until_a_thread_can_be_started(monkeypatch):
     monkeypatch.setattr(asyncio, "to_thread", no_thread)
-    session: Any = SimpleNamespace(_endpoint=SimpleNamespace(token_file=None))
+    session = SimpleNamespace(_endpoint=SimpleNamespace(token_file=None))
     assert await Session._one_stream(session) == ("can't start new thread", False)

@@ -1,11 +1,8 @@
 """Manifests under deploy/kubernetes, and those that the operator makes: rendered, and validated without a cluster."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,14 +24,14 @@ BODY = {"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": {}}
 SEEN = Seen(BODY, api_groups=frozenset({pods.KUEUE}))
 
 
-def validate(manifest: dict[str, Any]) -> None:
+def validate(manifest):
     """Raises where a field is unknown or has another type."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     if manifest["kind"] not in OURS:
         kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-def rendered(overlay: str) -> list[dict[str, Any]]:
+def rendered(overlay):
     """The output of `kubectl kustomize`."""
     program = (
         [shutil.which("kubectl"), "kustomize"] if shutil.which("kubectl") else [shutil.which("kustomize"), "build"]
@@ -46,14 +43,14 @@ def rendered(overlay: str) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
-def test_the_definition_is_fresh() -> None:
+def test_the_definition_is_fresh():
     held = yaml.safe_load((FOLDER / "crd" / "baguajobs.yaml").read_text())
     assert held == crd.definition(), "run `python -m bagua.operator.crd > deploy/kubernetes/crd/baguajobs.yaml`"
     validate(held)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_overlays_are_valid(overlay: str) -> None:
+def test_overlays_are_valid(overlay):
     found = rendered(overlay)
     assert {"CustomResourceDefinition", "Deployment", "ClusterRole"} <= {one["kind"] for one in found}
     for one in found:
@@ -66,7 +63,7 @@ def test_overlays_are_valid(overlay: str) -> None:
             assert all(part["securityContext"]["readOnlyRootFilesystem"] for part in pod["containers"])
 
 
-def test_monitors_find_ports_that_policies_open_to_prometheus() -> None:
+def test_monitors_find_ports_that_policies_open_to_prometheus():
     found = {(one["kind"], one["metadata"]["name"]): one for one in rendered("prometheus")}
     made = {one["kind"]: one for one in objects.infrastructure(SEEN, SPEC, "mark", True) if "coordinator" in str(one)}
     operator = found["Deployment", "bagua-operator"]["spec"]["template"]
@@ -86,7 +83,7 @@ def test_monitors_find_ports_that_policies_open_to_prometheus() -> None:
         assert rule["from"] == [{"namespaceSelector": {"matchLabels": objects.SCRAPES}}]
 
 
-def test_the_operator_makes_valid_objects() -> None:
+def test_the_operator_makes_valid_objects():
     made = objects.infrastructure(SEEN, SPEC, "mark", True)
     made += [objects.certificate(SEEN, Settings(issuer="ClusterIssuer/bagua"))]
     made += [pods.pod(SEEN, SPEC, 0, 0, True), objects.volcano_group(SEEN, SPEC)]
@@ -113,11 +110,11 @@ RULES = [
 
 
 @pytest.mark.parametrize(("new", "former", "fine"), RULES)
-def test_cel_rules(new: dict[str, Any], former: dict[str, Any], fine: bool) -> None:
+def test_cel_rules(new, former, fine):
     """Of the API server from Kubernetes 1.25 on; here by another implementation of the language."""
     celpy = pytest.importorskip("celpy")
 
-    def spec(changes: dict[str, Any]) -> dict[str, Any]:
+    def spec(changes):
         base = {"image": "b", "replicas": 2, "nprocPerNode": 1, "run": {"script": "t.py"}}
         base |= {"elastic": {"minReplicas": 1, "maxReplicas": 4}, "runPolicy": {"suspendMode": "Release"}, **changes}
         return {key: value for key, value in base.items() if value is not None}
@@ -125,7 +122,7 @@ def test_cel_rules(new: dict[str, Any], former: dict[str, Any], fine: bool) -> N
     assert all(holds(celpy, place, spec(new), spec(former)) for place in crd.RULES) == fine
 
 
-def holds(celpy: Any, place: tuple[str, ...], new: Any, former: Any) -> bool:
+def holds(celpy, place, new, former):
     """Whether all rules of one place hold; where there is nothing there are none."""
     for name in place:
         new, former = new.get(name), former.get(name)

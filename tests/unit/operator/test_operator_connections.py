@@ -1,13 +1,10 @@
 """The operator keeps a client for each job's coordinator."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest
 
 from bagua.base.errors import ServiceError
-from bagua.client import Client
 from bagua.enroll.certificates import Authority, key_pem, new_key
 from bagua.operator.service import Connections
 
@@ -15,18 +12,18 @@ JOB = ("default", "digits")
 NOBODY = "127.0.0.1:1"
 
 
-def secret(**files: bytes) -> dict[str, dict[str, str]]:
+def secret(**files):
     return {"data": {name: base64.b64encode(data).decode() for name, data in files.items()}}
 
 
 @pytest.fixture(scope="module")
-def tls() -> dict[str, dict[str, str]]:
+def tls():
     authority, key = Authority(), new_key()
     certificate = authority.certify(key.public_key(), ["localhost"])
     return secret(**{"ca.crt": authority.pem(), "tls.crt": certificate, "tls.key": key_pem(key)})
 
 
-def test_a_client_lasts_while_its_secrets_do(tls: dict[str, dict[str, str]]) -> None:
+def test_a_client_lasts_while_its_secrets_do(tls):
     connections = Connections(lambda job: None)
     first = connections.client(JOB, NOBODY, secret(token=b"t" * 32), tls)
     assert connections.client(JOB, NOBODY, secret(token=b"t" * 32), tls) is first
@@ -40,6 +37,6 @@ def test_a_client_lasts_while_its_secrets_do(tls: dict[str, dict[str, str]]) -> 
     connections.drop(JOB)
 
 
-def closed(client: Client) -> bool:
+def closed(client):
     """It refuses calls, without asking anybody."""
     return client._closed.is_set()

@@ -39,20 +39,20 @@ class World:
     tasks: dict[str, tuple[str, Task]] = field(default_factory=dict)  # key -> (name, task)
     story: list[str] = field(default_factory=list)  # phases
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         spec = {"image": "bagua:1", "replicas": 2, "run": {"script": "train.py"}, "runPolicy": {"backoffSeconds": 5}}
         spec["elastic"] = {"minReplicas": 1, "maxReplicas": 4}
         self.body = {"metadata": {"name": "j", "namespace": "n", "uid": "u", "generation": 1}, "spec": spec}
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self):
         return dict(self.body.get("status", {}))
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self):
         return dict(self.body["spec"])
 
-    def look(self) -> Seen:
+    def look(self):
         body = json.loads(json.dumps(self.body))
         bare = Seen(body)
         name = attempt_name(bare, self.status.get("attempt", 0))
@@ -69,7 +69,7 @@ class World:
             nodes={pod.name: NodeState(True, pod.name in self.draining) for pod in self.pods.values() if not pod.ended},
         )
 
-    def serve(self) -> None:
+    def serve(self):
         """One round of the operator, in the order of ``Controller``."""
         plan = reconcile(seen := self.look(), SETTINGS, self.now)
         if plan.status != seen.status:
@@ -81,12 +81,12 @@ class World:
             self._perform(action)
             self._wrote()
 
-    def _wrote(self) -> None:
+    def _wrote(self):
         self.writes += 1
         if self.writes in self.dies_after:
             raise Killed
 
-    def _perform(self, action: facts.Action) -> None:
+    def _perform(self, action):
         match action:
             case facts.MakeCredentials():
                 self.secrets = Secrets(True, True, "", self.now, self.now + 800 * 86_400, "mark")
@@ -109,11 +109,11 @@ class World:
             case _:
                 raise AssertionError(action)
 
-    def change(self, job_id: str, **changes: Any) -> None:
+    def change(self, job_id, **changes):
         name, task = self.tasks[job_id]
         self.tasks[job_id] = (name, replace(task, **changes))
 
-    def go_on(self) -> None:
+    def go_on(self):
         """Kubelets and the coordinator do their part, and time passes."""
         self.now += 2.0
         for name, pod in self.pods.items():
@@ -126,15 +126,15 @@ class World:
                 self.change(job_id, state="running", nodes=members, members=members)
 
     @property
-    def running(self) -> int:
+    def running(self):
         """Members of the attempt that runs."""
         return sum(len(task.members) for _, task in self.tasks.values() if task.state == "running")
 
-    def end(self, state: str, code: int | None) -> None:
+    def end(self, state, code):
         (job_id,) = [job_id for job_id, (_, task) in self.tasks.items() if not task.ended]
         self.change(job_id, state=state, exit_code=code, reason="its end", nodes=frozenset(), members=frozenset())
 
-    def until(self, phase: str, members: int) -> None:
+    def until(self, phase, members):
         for _ in range(ROUNDS):
             with contextlib.suppress(Killed):
                 self.serve()
@@ -143,7 +143,7 @@ class World:
                 return
         raise AssertionError((phase, members, self.status, self.pods, self.tasks))
 
-    def live(self) -> None:
+    def live(self):
         """A job from its creation to its end, with all that its owner and the cluster do to it."""
         self.until("Running", 2)
         self.pods["j-1"] = replace(self.pods["j-1"], phase="Failed")
@@ -163,7 +163,7 @@ class World:
         self.until("Succeeded", 0)
 
 
-def outcome(world: World) -> tuple[Any, ...]:
+def outcome(world):
     """Where it ends, and what was counted on the way."""
     kept = {name: world.status[name] for name in ("phase", "attempt", "failures", "jobId")}
     states = {job_id: task.state for job_id, (_, task) in world.tasks.items()}
@@ -171,20 +171,20 @@ def outcome(world: World) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole() -> World:
+def whole():
     world = World()
     world.live()
     return world
 
 
-def test_a_course_without_a_kill(whole: World) -> None:
+def test_a_course_without_a_kill(whole):
     kept, states, _ = outcome(whole)
     assert kept == {"phase": "Succeeded", "attempt": 2, "failures": 1, "jobId": "u-2"}
     assert states == {"u-0": "cancelled", "u-1": "failed", "u-2": "succeeded"}
     assert whole.writes > 30
 
 
-def test_a_kill_after_any_write(whole: World) -> None:
+def test_a_kill_after_any_write(whole):
     for write in range(1, whole.writes + 1):
         world = World(frozenset({write}))
         world.live()
@@ -192,7 +192,7 @@ def test_a_kill_after_any_write(whole: World) -> None:
         assert world.story == whole.story, f"killed after write {write}"
 
 
-def test_a_kill_after_each_write(whole: World) -> None:
+def test_a_kill_after_each_write(whole):
     """No operator lives to do a second thing."""
     world = World(frozenset(range(1, 10 * whole.writes)))
     world.live()

@@ -1,9 +1,6 @@
 """Facts about a job that the operator keeps from look to look."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from bagua.operator.facts import Pod, Trouble
 from bagua.operator.memory import CALM_S, Kept, Memory
@@ -11,13 +8,13 @@ from bagua.operator.memory import CALM_S, Kept, Memory
 LASTS_S = 5.0
 
 
-def test_what_was_read_is_read_again_when_it_is_old_or_may_have_changed() -> None:
-    kept: Kept[str] = Kept()
-    read: list[str] = []
+def test_what_was_read_is_read_again_when_it_is_old_or_may_have_changed():
+    kept = Kept()
+    read = []
     now = 0.0
     assert kept.peek() is None
 
-    def look() -> int:
+    def look():
         kept.get(lambda: read.append("") or "read", now, LASTS_S)
         return len(read)
 
@@ -30,33 +27,7 @@ def test_what_was_read_is_read_again_when_it_is_old_or_may_have_changed() -> Non
     assert kept.get(lambda: "read", now, LASTS_S) == "written"
 
 
-def test_a_change_during_the_reading_is_not_missed() -> None:
-    kept: Kept[str] = Kept()
-
-    def read() -> str:
-        kept.change()
-        return "old"
-
-    assert kept.get(read, 0.0, LASTS_S) == "old"
-    kept.put("written meanwhile")
-    assert kept.get(lambda: "new", 0.0, LASTS_S) == "new"
-
-
-def body(version: str, **status: Any) -> dict[str, Any]:
-    metadata = {"name": "j", "namespace": "n", "uid": "u", "resourceVersion": version}
-    return {"metadata": metadata, "spec": {}, "status": status}
-
-
-def test_own_versions_of_a_job_are_known() -> None:
-    memory = Memory()
-    memory.written(body("2", attempt=0))
-    assert memory.has_written(body("2")) and not memory.has_written(body("1"))
-    nameless = body("")  # an API server that has no versions
-    memory.written(nameless)
-    assert not memory.has_written(nameless)
-
-
-def test_it_knows_how_pods_ended() -> None:
+def test_it_knows_how_pods_ended():
     memory = Memory()
     alive, warned = Pod("j-0", 0, "Running"), Pod("j-1", 1, "Running", notice="evicted: Preempted")
     assert memory.ends([alive, warned]) == {}
@@ -68,7 +39,7 @@ def test_it_knows_how_pods_ended() -> None:
     assert memory.ends([alive, warned]) == {}, "another pod of that name runs"
 
 
-def test_pauses_after_refusals_double_until_the_specification_changes() -> None:
+def test_pauses_after_refusals_double_until_the_specification_changes():
     memory, now = Memory(), 100.0
     assert memory.pause_s("1", now) == 0
     pauses = []
@@ -86,7 +57,7 @@ def test_pauses_after_refusals_double_until_the_specification_changes() -> None:
     assert memory.pause_s("2", now) == 1
 
 
-def test_pauses_begin_anew_when_nothing_was_refused_for_a_while() -> None:
+def test_pauses_begin_anew_when_nothing_was_refused_for_a_while():
     """Pods that end, each after it was made, are refusals with successes in between."""
     memory, now = Memory(), 100.0
     for pause in (1, 2, 4):

@@ -1,7 +1,5 @@
 """PowerSGD that does not read results on the host, as on a GPU, beside PowerSGD that does."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -16,26 +14,26 @@ class Bucket:
 
     dtype = torch.float32
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tensors = [torch.zeros(24, 18), torch.zeros(7)]
         self.names = ["matrix", "vector"]
         self.low_rank = TorchLowRank()
         self.slots = {FRESH: torch.zeros(24 * 18 + 7), RESULT: torch.zeros(24 * 18 + 7)}
 
-    def slot(self, name: str) -> torch.Tensor:
+    def slot(self, name):
         return self.slots[name]
 
-    def views(self, name: str) -> list[torch.Tensor]:
+    def views(self, name):
         parts = self.slots[name].split([24 * 18, 7])
         return [parts[0].view(24, 18), parts[1]]
 
 
-def results(looks: bool) -> list[torch.Tensor]:
+def results(looks):
     """Of five steps, the third of which has an infinite gradient."""
     settings = PowerSGDAlgorithm()
-    implementation = PowerSGDAlgorithmImpl(None, settings)  # type: ignore[arg-type]
+    implementation = PowerSGDAlgorithmImpl(None, settings)
     bucket = Bucket()
-    compressed = _Compressed(bucket, settings, implementation._state_of)  # type: ignore[arg-type]
+    compressed = _Compressed(bucket, settings, implementation._state_of)
     compressed.looks = looks
     bucket.slots |= {LEFT: torch.zeros(compressed.left_elements), RIGHT: torch.zeros(compressed.right_elements)}
     found = []
@@ -45,12 +43,12 @@ def results(looks: bool) -> list[torch.Tensor]:
             gradient[100] = math.inf
         bucket.slot(FRESH).copy_(gradient)
         for work in (compressed.project, compressed.back_project, compressed.restore):
-            work(bucket)  # type: ignore[arg-type]
+            work(bucket)
         found.append(bucket.slot(RESULT).clone())
     return found
 
 
-def test_the_same_results_without_looking() -> None:
+def test_the_same_results_without_looking():
     for step, (blind, seeing) in enumerate(zip(results(False), results(True), strict=True)):
         assert torch.equal(blind.isnan(), seeing.isnan()) and bool(blind[: 24 * 18].isnan().all()) == (step == 2)
         assert torch.equal(blind.nan_to_num(), seeing.nan_to_num())

@@ -1,16 +1,11 @@
 """When parameters move inside backward: with results that are there at once, or never before the end."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import BaguaError
-from bagua.torch_api.job.connection import Place, Times
 from bagua.torch_api.step.gradients import GradientBucket, GradientHook
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
 
@@ -22,32 +17,32 @@ class Copy:
     single = None  # no operation of the core
     actions = (None,)
 
-    def __init__(self, quick: bool) -> None:
+    def __init__(self, quick):
         self._quick = quick
 
-    def start(self) -> None:
+    def start(self):
         self.started = True
 
-    def done(self) -> bool:
+    def done(self):
         return self._quick
 
-    def advance(self, times: list[Times]) -> bool:
+    def advance(self, times):
         self.started = False
         times.append((0, 1, 2))
         return False
 
-    def abandon(self) -> bool:
+    def abandon(self):
         was, self.started = self.started, False
         return was
 
     rewind = abandon
 
 
-def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
+def allocate(count, dtype):
     return torch.zeros(count, dtype=dtype), (1, 0)
 
 
-def layers() -> nn.Sequential:
+def layers():
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
 
@@ -55,30 +50,30 @@ def layers() -> nn.Sequential:
 class Trained:
     """Three layers, one bucket each, last layer first; ``seen``: before each gradient, which layers have moved."""
 
-    def __init__(self, quick: bool) -> None:
+    def __init__(self, quick):
         self.layers = layers()
-        self.optimizer: Any = torch.optim.SGD(self.layers.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, momentum=0.9)
         self.steps = BackwardSteps([self.optimizer])
         buckets = []
         for number in (2, 1, 0):
             buckets.append(GradientBucket(str(number), [(str(number), self.layers[number].weight)], allocate))
             buckets[-1].set_plan(Plan((AllReduce("AVG"),)))
-            buckets[-1].execution = Copy(quick)  # type: ignore[assignment]
-        self.waits: list[int] = []
+            buckets[-1].execution = Copy(quick)
+        self.waits = []
         self.reducer = SteppingInBackward(
             self.steps, buckets, on_finished=lambda times, begin, end: self.waits.append(len(times))
         )
-        self.seen: list[list[int]] = []
+        self.seen = []
         for number, layer in enumerate(self.layers):
             layer.weight.register_post_accumulate_grad_hook(
                 GradientHook(lambda parameter, name=str(number): self.after_gradient(name, parameter))
             )
 
-    def after_gradient(self, name: str, parameter: Any) -> None:
+    def after_gradient(self, name, parameter):
         self.seen.append([n for n, layer in enumerate(self.layers) if not torch.equal(layer.weight, self.before[n])])
         self.reducer.mark_ready(name, parameter)
 
-    def backward(self, step: int, loss: Any = None) -> None:
+    def backward(self, step, loss=None):
         self.before = [layer.weight.detach().clone() for layer in self.layers]
         self.seen.clear()
         inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
@@ -87,7 +82,7 @@ class Trained:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_parameters_move_while_others_still_get_gradients(quick: bool) -> None:
+def test_parameters_move_while_others_still_get_gradients(quick):
     trained, plain = Trained(quick), layers()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):
@@ -104,20 +99,20 @@ def test_parameters_move_while_others_still_get_gradients(quick: bool) -> None:
     assert trained.waits == [3] * 4
 
 
-def test_a_value_that_backward_still_needs_is_noticed_by_autograd() -> None:
+def test_a_value_that_backward_still_needs_is_noticed_by_autograd():
     """The last layer's weight is used where it gets no gradient, and needed after it has moved."""
     trained = Trained(quick=True)
     trained.backward(0)
     trained.optimizer.step()
 
-    def loss(inputs: torch.Tensor) -> torch.Tensor:
+    def loss(inputs):
         return trained.layers(trained.layers[0](inputs) @ trained.layers[2].weight.detach()).sum()
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         trained.backward(1, loss)
 
 
-def test_changes_after_the_parameters_moved_are_told() -> None:
+def test_changes_after_the_parameters_moved_are_told():
     trained = Trained(quick=True)
     trained.backward(0)
     trained.optimizer.step()
@@ -128,7 +123,7 @@ def test_changes_after_the_parameters_moved_are_told() -> None:
     assert [len(group["params"]) for group in trained.optimizer.param_groups] == [3]
 
 
-def test_a_second_gradient_after_the_result_is_told() -> None:
+def test_a_second_gradient_after_the_result_is_told():
     trained = Trained(quick=True)
     trained.backward(0)
     trained.optimizer.step()
@@ -138,28 +133,3 @@ def test_a_second_gradient_after_the_result_is_told() -> None:
     with pytest.raises(BaguaError, match="use_reentrant=False"):
         trained.backward(1)
     again.remove()
-
-
-def test_a_plan_of_several_steps_ends_with_the_pass() -> None:
-    trained = Trained(quick=True)
-    for bucket in trained.reducer.buckets:
-        bucket.execution.actions = (None, None)  # type: ignore[assignment,union-attr]
-    trained.reducer.use(trained.reducer.buckets)
-    for step in range(3):
-        trained.optimizer.zero_grad()
-        trained.backward(step)
-        assert trained.seen == [[], [], []]
-        assert torch.equal(trained.layers[0].weight, trained.before[0]) == (step == 0)
-        trained.optimizer.step()
-
-
-def test_steps_without_a_pass_are_ordinary_ones() -> None:
-    trained = Trained(quick=True)
-    trained.backward(0)
-    before = trained.layers[0].weight.detach().clone()
-    for _ in range(2):
-        trained.optimizer.step()
-        assert not torch.equal(before, trained.layers[0].weight)
-        before = trained.layers[0].weight.detach().clone()
-    trained.steps.close()
-    trained.optimizer.step(lambda: 0.0)

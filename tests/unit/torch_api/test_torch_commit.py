@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ class Generation:
     called: tuple[int, ...] = (0,) * MEMBERS
     told: tuple[tuple[int, bytes], ...] = ()
 
-    def over(self, number: int) -> bool:
+    def over(self, number):
         """Whether all members have called this operation: then each may see its end, at any time."""
         return all(self.called[member] > number for member in self.members)
 
@@ -55,7 +54,7 @@ class Member:
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     told: bytes = b""
 
-    def key(self) -> tuple[object, ...]:
+    def key(self):
         heard = tuple(sorted(self.ledger._heard.items()))
         return (
             self.generation,
@@ -80,17 +79,17 @@ class World:
     )  # members that call the flags when they have called the work, not when it is over
     fenced: bool = True
 
-    def key(self) -> tuple[object, ...]:
+    def key(self):
         return (tuple(member.key() for member in self.members), self.generations, self.faults)
 
 
-def with_member(world: World, number: int, **changes: object) -> World:
+def with_member(world, number, **changes):
     members = list(world.members)
     members[number] = replace(members[number], **changes)
     return replace(world, members=tuple(members))
 
 
-def with_ledger(world: World, number: int, **changes: object) -> tuple[World, Ledger]:
+def with_ledger(world, number, **changes):
     """The member gets a copy of its ledger, for the caller to write in."""
     before = world.members[number].ledger
     after = Ledger()
@@ -98,13 +97,13 @@ def with_ledger(world: World, number: int, **changes: object) -> tuple[World, Le
     return with_member(world, number, ledger=after, **changes), after
 
 
-def with_generation(world: World, number: int, **changes: object) -> World:
+def with_generation(world, number, **changes):
     generations = list(world.generations)
     generations[number] = replace(generations[number], **changes)
     return replace(world, generations=tuple(generations))
 
 
-def call(world: World, number: int) -> World:
+def call(world, number):
     """A member calls its next operation; others must have called the same at this place."""
     member = world.members[number]
     generation = world.generations[member.generation]
@@ -123,7 +122,7 @@ def call(world: World, number: int) -> World:
     return with_generation(world, member.generation, calls=calls, called=called, told=told)
 
 
-def see_end(world: World, number: int) -> World:
+def see_end(world, number):
     """The operation that a member waits for is over, and well."""
     member = world.members[number]
     if member.at == WORK:
@@ -140,14 +139,14 @@ def see_end(world: World, number: int) -> World:
     return with_member(world, number, at=first_call(member.unit))
 
 
-def ready(world: World, number: int) -> World:
+def ready(world, number):
     """The member has seen that the unit's results are whole."""
     world, ledger = with_ledger(world, number, made_in=world.members[number].generation)
     ledger.set_ready(SCOPE)
     return world
 
 
-def ends(world: World, number: int) -> bool:
+def ends(world, number):
     """Whether the operation that a member waits for may end well. Flags are fenced: each host begins them when results
     are whole there."""
     member = world.members[number]
@@ -159,7 +158,7 @@ def ends(world: World, number: int) -> bool:
     return not world.fenced or all(world.members[one].whole >= member.unit for one in generation.members)
 
 
-def becomes_whole(world: World, number: int) -> bool:
+def becomes_whole(world, number):
     """Whether the work of a member that has called the flags early may end."""
     member = world.members[number]
     generation = world.generations[member.generation]
@@ -170,11 +169,11 @@ def becomes_whole(world: World, number: int) -> bool:
     return place >= 0 and generation.calls[place] == Call(WORK, member.unit) and generation.over(place)
 
 
-def first_call(unit: int) -> str:
+def first_call(unit):
     return WORK if unit <= UNITS else FLAGS
 
 
-def committed(world: World, number: int) -> World:
+def committed(world, number):
     member = world.members[number]
     made = (member.made_in, world.generations[member.made_in].members) if member.unit <= UNITS else (-1, frozenset())
     following = member.unit + 1
@@ -190,7 +189,7 @@ def committed(world: World, number: int) -> World:
     return world
 
 
-def successors(world: World) -> Iterator[tuple[bool, World]]:
+def successors(world):
     """(whether it is a fault, the world after one event)"""
     newest = len(world.generations) - 1
     for number, member in enumerate(world.members):
@@ -233,18 +232,18 @@ EARLY = {"late": frozenset[int](), "early": frozenset(range(MEMBERS)), "early on
 @pytest.mark.parametrize(
     ("members", "faults"), [(2, 1), *(pytest.param(*more, marks=pytest.mark.full) for more in ((3, 1), (2, 2)))]
 )
-def test_survivors_commit_the_same_results_in_every_order_of_events(members: int, faults: int, early: str) -> None:
+def test_survivors_commit_the_same_results_in_every_order_of_events(members, faults, early):
     """Each unit once, of the same generation, and nobody waits for ever."""
     search(members, faults, EARLY[early])
 
 
-def test_early_flags_need_their_fence() -> None:
+def test_early_flags_need_their_fence():
     """Without it a member may have committed a unit that is not whole on another one: the search finds it."""
     with pytest.raises(AssertionError):
         search(2, 1, EARLY["early"], fenced=False)
 
 
-def search(members: int, faults: int, early: frozenset[int], fenced: bool = True) -> None:
+def search(members, faults, early, fenced=True):
     everyone = frozenset(range(members))
     made = (Generation(everyone, called=(0,) * members),)
     start = World(tuple(Member() for _ in everyone), made, faults, early, fenced)
@@ -266,18 +265,7 @@ def search(members: int, faults: int, early: frozenset[int], fenced: bool = True
     assert ended > 50 and regrouped > 50, (ended, regrouped)
 
 
-def test_a_unit_that_one_has_committed_is_committed_by_all() -> None:
-    ahead, behind = Ledger(), Ledger()
-    for ledger in (ahead, behind):
-        ledger.set_ready(SCOPE)
-    ahead.commit(SCOPE)
-    told = [ahead.tell(), behind.tell()]
-    for ledger in (ahead, behind):
-        ledger.hear(told)
-    assert behind.must_commit(SCOPE) and not ahead.must_commit(SCOPE)
-
-
-def test_a_scope_that_ended_is_told_once_more() -> None:
+def test_a_scope_that_ended_is_told_once_more():
     ended, behind = Ledger(), Ledger()
     for ledger in (ended, behind):
         ledger.set_ready(SCOPE)
@@ -289,7 +277,7 @@ def test_a_scope_that_ended_is_told_once_more() -> None:
     assert behind.must_commit(SCOPE) and ended.tell() == b""
 
 
-def test_progress_that_is_cut_is_refused() -> None:
+def test_progress_that_is_cut_is_refused():
     ledger = Ledger()
     ledger.set_ready(SCOPE)
     assert read(ledger.tell()) == {SCOPE: Progress(1, 0)}

@@ -6,8 +6,7 @@ that is planned begins at a member when that waits between two units; one that f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -44,7 +43,7 @@ class Generation(NamedTuple):
     entered: bool = False
     calls: tuple[tuple[Called, ...], ...] = ((), (), ())
 
-    def of(self, group: int) -> frozenset[int]:
+    def of(self, group):
         return self.members - {NEWCOMER} if group == ACTIVE else self.members
 
 
@@ -67,7 +66,7 @@ class Member(NamedTuple):
     rows: tuple[bytes, ...] = ()
 
     @property
-    def group(self) -> int:
+    def group(self):
         """Of its next operation, or that which it waits for."""
         if self.at in (TELL, COPY):
             return EVERYBODY
@@ -84,34 +83,34 @@ class World(NamedTuple):
     repeats: bool = False  # a unit was exchanged again
 
 
-def thaw(frozen: LedgerKey) -> Ledger:
+def thaw(frozen):
     ledger = Ledger()
     ledger._mine, ledger._heard = dict(frozen[0]), dict(frozen[1])
     return ledger
 
 
-def freeze(ledger: Ledger) -> LedgerKey:
+def freeze(ledger):
     return tuple(sorted(ledger._mine.items())), tuple(sorted(ledger._heard.items()))
 
 
-def put(world: World, number: int, member: Member) -> World:
+def put(world, number, member):
     members = list(world.members)
     members[number] = member
     return world._replace(members=tuple(members))
 
 
-def put_generation(world: World, number: int, **changes: object) -> World:
+def put_generation(world, number, **changes):
     generations = list(world.generations)
     generations[number] = generations[number]._replace(**changes)
     return world._replace(generations=tuple(generations))
 
 
-def call(world: World, number: int) -> World:
+def call(world, number):
     """A member calls its next operation; others must have called the same at this place."""
     member = world.members[number]
     generation = world.generations[member.generation]
     unit = member.unit if member.at in (WORK, FLAGS) else 0
-    told: object = None
+    told = None
     if member.at == FLAGS:
         told = max(member.planned, world.plan if number in world.knows else 0)
     elif member.at == TELL:
@@ -127,18 +126,18 @@ def call(world: World, number: int) -> World:
     return put_generation(world, member.generation, calls=changed(generation.calls, group, tuple(calls)))
 
 
-def changed(values: tuple[Any, ...], index: int, value: object) -> tuple[Any, ...]:
+def changed(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
 
 
-def is_over(world: World, member: Member) -> Called | None:
+def is_over(world, member):
     """The operation that it waits for, if all members have called it: then it may see the end, at any time."""
     generation = world.generations[member.generation]
     last = generation.calls[member.group][member.calls[member.group] - 1]
     return last if len(last.told) == len(generation.of(member.group)) else None
 
 
-def see_end(world: World, number: int, last: Called) -> World:
+def see_end(world, number, last):
     member = world.members[number]._replace(waits=False)
     ledger = thaw(member.ledger)
     if last.kind == WORK:
@@ -146,7 +145,7 @@ def see_end(world: World, number: int, last: Called) -> World:
         ready = member._replace(at=FLAGS, made_in=member.generation, ledger=freeze(ledger))
         return put(world, number, ready)
     if last.kind == FLAGS:
-        planned = max(told for _, told in last.told)  # type: ignore[type-var]
+        planned = max(told for _, told in last.told)
         return commit(world, number, member._replace(planned=planned))
     if last.kind == TELL:
         return hear(world, number, member, last)
@@ -163,15 +162,15 @@ def see_end(world: World, number: int, last: Called) -> World:
     return go_on(world, number, member if member.standing.whole else come_in(member))
 
 
-def has_state_there(world: World, number: int, generation: int) -> bool:
+def has_state_there(world, number, generation):
     """Whether it gives its state in the copy of that generation, at whose end it is, or was, and made no step since."""
     member = world.members[number]
     return member.generation == generation and member.at in (COPY, LET_IN)
 
 
-def hear(world: World, number: int, member: Member, last: Called) -> World:
+def hear(world, number, member, last):
     """All have told where they stand: ``Units._hear``."""
-    rows: dict[int, tuple[Standing, bytes]] = dict(last.told)  # type: ignore[arg-type]
+    rows = dict(last.told)
     everyone = {one: row[0] for one, row in rows.items()}
     outcome = settle(everyone)
     whole = tuple(rows[one][1] for one in rows if one not in outcome.newcomers)
@@ -189,13 +188,13 @@ def hear(world: World, number: int, member: Member, last: Called) -> World:
     return go_on(world, number, member)
 
 
-def come_in(member: Member) -> Member:
+def come_in(member):
     ledger = Ledger()
     ledger.begin_with(member.rows)
     return member._replace(ledger=freeze(ledger), standing=member.standing._replace(whole=True))
 
 
-def go_on(world: World, number: int, member: Member) -> World:
+def go_on(world, number, member):
     """It is on common ground with the others of its generation."""
     if member.standing.between:
         after = member.standing._replace(between=False, laps=member.standing.laps + 1)
@@ -209,7 +208,7 @@ def go_on(world: World, number: int, member: Member) -> World:
     return begin_unit(world, number, member._replace(ledger=freeze(ledger)))
 
 
-def begin_unit(world: World, number: int, member: Member) -> World:
+def begin_unit(world, number, member):
     if member.unit <= world.units:
         return put(world, number, member._replace(at=WORK))
     ledger = thaw(member.ledger)
@@ -217,7 +216,7 @@ def begin_unit(world: World, number: int, member: Member) -> World:
     return put(world, number, member._replace(at=FLAGS, ledger=freeze(ledger)))
 
 
-def commit(world: World, number: int, member: Member) -> World:
+def commit(world, number, member):
     ledger = thaw(member.ledger)
     ledger.commit(SCOPE)
     member = member._replace(ledger=freeze(ledger))
@@ -239,12 +238,12 @@ def commit(world: World, number: int, member: Member) -> World:
     return begin_unit(world, number, member._replace(standing=member.standing._replace(laps=laps)))
 
 
-def enter(world: World, number: int, generation: int) -> World:
+def enter(world, number, generation):
     member = world.members[number]._replace(generation=generation, at=TELL, waits=False, calls=(0, 0, 0), lap=-1)
     return put_generation(put(world, number, member), generation, entered=True)
 
 
-def lose(world: World, number: int) -> World:
+def lose(world, number):
     member = world.members[number]
     found = put(world, number, member._replace(at="dead", waits=False))
     for index, generation in enumerate(found.generations):
@@ -253,11 +252,11 @@ def lose(world: World, number: int) -> World:
     return found._replace(faults=found.faults - 1)
 
 
-def holds_state(world: World, number: int) -> bool:
+def holds_state(world, number):
     return number in MEMBERS or world.members[number].standing.whole
 
 
-def react(world: World) -> World | None:
+def react(world):
     """The coordinator's next generation, of those that are left. Newcomers are in it if the planned one has begun."""
     newest = max((index for index, one in enumerate(world.generations) if not one.planned), default=0)
     alive = [number for number, one in enumerate(world.members) if one.at not in ENDED]
@@ -275,7 +274,7 @@ def react(world: World) -> World | None:
     return world._replace(generations=(*world.generations, Generation(frozenset(alive))))
 
 
-def successors(world: World) -> Iterator[tuple[bool, World]]:
+def successors(world):
     """(whether it may never happen, the world after one event)"""
     last = len(world.generations) - 1
     for number, member in enumerate(world.members):
@@ -316,7 +315,7 @@ def successors(world: World) -> Iterator[tuple[bool, World]]:
             yield True, put_generation(world, index, suspended=True)._replace(faults=world.faults - 1)
 
 
-def search(units: int, faults: int) -> tuple[int, int, int]:
+def search(units, faults):
     """(worlds, ends, ends in which the newcomer has taken part)"""
     first = Generation(frozenset(MEMBERS), entered=True)
     newcomer = Member(at=LOBBY, standing=Standing(False, True, 0))
@@ -345,21 +344,24 @@ def search(units: int, faults: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("units", "faults"), [(2, 0), (1, 1), pytest.param(2, 1, marks=pytest.mark.full)])
-def test_members_and_newcomers_commit_the_same_results_in_every_order_of_events(units: int, faults: int) -> None:
+def test_members_and_newcomers_commit_the_same_results_in_every_order_of_events(units, faults):
     """Each unit once, of the same generation; nobody waits for ever, and without a loss nothing is repeated."""
     _, ends, joined = search(units, faults)
     assert 0 < joined < ends
 
 
-def test_a_newcomer_that_begins_with_other_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_that_begins_with_other_numbers_is_found(monkeypatch):
     monkeypatch.setattr(Ledger, "begin_with", lambda self, told: None)
     with pytest.raises(AssertionError):
         search(1, 1)
 
 
-def test_state_that_is_copied_in_the_middle_of_a_unit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = lambda everyone: (found := settle_well(everyone))._replace(copies=bool(found.newcomers))  # noqa: E731
+def test_state_that_is_copied_in_the_middle_of_a_unit_is_found(monkeypatch):
     settle_well = settle
+
+    def hasty(everyone):
+        return (found := settle_well(everyone))._replace(copies=bool(found.newcomers))
+
     monkeypatch.setitem(globals(), "settle", hasty)
     with pytest.raises((AssertionError, ValueError)):
         search(1, 1)

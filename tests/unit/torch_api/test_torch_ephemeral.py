@@ -1,11 +1,7 @@
 """Entries of the rendezvous store that a rank believes, and those that it refuses."""
 
-from __future__ import annotations
-
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,7 @@ from bagua.torch_api.job.ephemeral import _check_socket
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def path(tmp_path, monkeypatch):
     """A socket in a folder of this user alone."""
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
@@ -24,19 +20,19 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder / "rank.sock"
 
 
-def test_a_socket_of_this_user(path: Path) -> None:
+def test_a_socket_of_this_user(path):
     _check_socket(str(path))
 
 
 @pytest.mark.parametrize("mode", [0o710, 0o701, 0o777])
-def test_a_folder_that_others_may_enter(path: Path, mode: int) -> None:
+def test_a_folder_that_others_may_enter(path, mode):
     path.parent.chmod(mode)
     with pytest.raises(ServiceError, match="not the socket of a daemon of yours"):
         _check_socket(str(path))
 
 
 @pytest.mark.parametrize("whose", ["socket", "folder"])
-def test_of_another_user(path: Path, whose: str) -> None:
+def test_of_another_user(path, whose):
     if os.geteuid() != 0:
         pytest.skip("giving a file to another user needs root")
     os.chown(path if whose == "socket" else path.parent, 12345, 12345)
@@ -44,7 +40,7 @@ def test_of_another_user(path: Path, whose: str) -> None:
         _check_socket(str(path))
 
 
-def test_no_socket_at_all(path: Path) -> None:
+def test_no_socket_at_all(path):
     (path.parent / "file").touch()
     with pytest.raises(ServiceError, match="not the socket"):
         _check_socket(str(path.parent / "file"))

@@ -1,7 +1,5 @@
 """The allocator's thresholds of a rank that no daemon started."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -64,7 +62,7 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
-def run(code: str, setting: dict[str, str]) -> str:
+def run(code, setting):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PRELUDE + code]
     return subprocess.run(
@@ -78,12 +76,12 @@ def run(code: str, setting: dict[str, str]) -> str:
     [({}, 0), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 1), ({"BAGUA_KEEP_MEMORY": "0"}, 1)],
     ids=["ours", "the user's", "off"],
 )
-def test_large_blocks_come_from_the_heap_unless_the_user_says_otherwise(setting: dict[str, str], mapped: int) -> None:
+def test_large_blocks_come_from_the_heap_unless_the_user_says_otherwise(setting, mapped):
     assert int(run(THRESHOLDS, setting)) == mapped
 
 
 @needs_glibc
-def test_a_hole_goes_back_and_one_in_use_stays() -> None:
+def test_a_hole_goes_back_and_one_in_use_stays():
     lines = [line.split() for line in run(HOLES, {}).splitlines()]
     unused, *used = [int(mebibytes) for _, mebibytes in lines]
     assert unused < 20

@@ -1,11 +1,8 @@
 """The lock of a rank's threads: one that waits long says for which other one, and goes on."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,22 +16,22 @@ class Waits:
 
     first_warning_s = 0.01
 
-    def __init__(self) -> None:
-        self.words: list[tuple[float, str, bool]] = []
+    def __init__(self):
+        self.words = []
         self.over = threading.Event()
 
-    def go_on(self, waited: float, *, more: str, ends: bool) -> float:
+    def go_on(self, waited, *, more, ends):
         self.words.append((waited, more, ends))
         if len(self.words) == 2:
             self.over.set()
         return 0.02 if len(self.words) < 2 else 60.0
 
 
-def test_a_thread_that_waits_names_the_other_one() -> None:
+def test_a_thread_that_waits_names_the_other_one():
     waits = Waits()
     lock, held = PatientLock(waits), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with lock:
             held.set()
             assert waits.over.wait(60.0)
@@ -48,7 +45,7 @@ def test_a_thread_that_waits_names_the_other_one() -> None:
     assert all("waits for thread trainer-2, which enters the next generation" in more for _, more, _ in waits.words)
 
 
-def test_an_error_gives_it_back() -> None:
+def test_an_error_gives_it_back():
     lock = PatientLock(Waits())
     with pytest.raises(ValueError, match="mine"), lock:
         raise ValueError("mine")
@@ -58,13 +55,13 @@ def test_an_error_gives_it_back() -> None:
     assert not taken.is_alive()
 
 
-def test_flags_that_are_over_and_were_not_noted_are_dropped() -> None:
+def test_flags_that_are_over_and_were_not_noted_are_dropped():
     """An exception such as Ctrl-C comes between the core's answer and the next line of Python."""
-    session: Any = SimpleNamespace(connection=SimpleNamespace(done=lambda ticket: 1 / ticket))
+    session = SimpleNamespace(connection=SimpleNamespace(done=lambda ticket: 1 / ticket))
     lock = PatientLock(session.connection)
     flags = Flags(session, Followers(), lock)
     assert lock.take_if_free()
-    flags.early, flags.heard, flags.sent = True, False, SimpleNamespace(ticket=0)  # type: ignore[assignment]
+    flags.early, flags.heard, flags.sent = True, False, SimpleNamespace(ticket=0)
     flags.drop()
     assert (flags.early, flags.heard, flags.sent) == (False, True, None)
     with ThreadPoolExecutor(1) as other:

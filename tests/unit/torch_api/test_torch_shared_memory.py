@@ -1,7 +1,5 @@
 """Memory that tensors leave goes back to the daemon, or serves the next ones where that was asked for."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest
@@ -13,7 +11,7 @@ from bagua.torch_api.job.shared_memory import SharedMemory
 class Segment(bytearray):
     """Stands in for the core's."""
 
-    def __init__(self, nbytes: int, number: int) -> None:
+    def __init__(self, nbytes, number):
         super().__init__(b"\x07" * nbytes)
         self.nbytes, self.id = nbytes, number
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self))
@@ -22,37 +20,37 @@ class Segment(bytearray):
 class Daemon:
     """Stands in for the connection: segments in whole pages."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.made = 0
-        self.held: dict[int, int] = {}
+        self.held = {}
         self.most = 0
-        self.required: list[int] = []
+        self.required = []
 
-    def alloc(self, nbytes: int) -> Segment:
+    def alloc(self, nbytes):
         self.made += 1
         made = Segment(-(-nbytes // 4096) * 4096, self.made)
         self.held[made.id] = made.nbytes
         self.most = max(self.most, sum(self.held.values()))
         return made
 
-    def free(self, number: int) -> None:
+    def free(self, number):
         del self.held[number]
 
-    def require(self, nbytes: int) -> None:
+    def require(self, nbytes):
         self.required.append(nbytes)
 
 
 @pytest.fixture
-def daemon() -> Daemon:
+def daemon():
     return Daemon()
 
 
 @pytest.fixture
-def memory(daemon: Daemon) -> SharedMemory:
-    return SharedMemory(daemon)  # type: ignore[arg-type]
+def memory(daemon):
+    return SharedMemory(daemon)
 
 
-def test_memory_goes_back_with_its_last_tensor(daemon: Daemon, memory: SharedMemory) -> None:
+def test_memory_goes_back_with_its_last_tensor(daemon, memory):
     made, (number, offset) = memory.place_empty(1000, torch.float32)
     view = made[10:].view(torch.int32)
     assert memory.locate(view) == (number, offset + 40)
@@ -62,7 +60,7 @@ def test_memory_goes_back_with_its_last_tensor(daemon: Daemon, memory: SharedMem
     assert not daemon.held
 
 
-def test_tensors_take_the_place_of_those_before(daemon: Daemon, memory: SharedMemory) -> None:
+def test_tensors_take_the_place_of_those_before(daemon, memory):
     """Zeros, in memory that is not much larger; the rest goes back at the end."""
     old = [memory.place_empty(count, torch.float32) for count in (1024, 4096, 8192)]
     places = [place for _, place in old]
@@ -81,7 +79,7 @@ def test_tensors_take_the_place_of_those_before(daemon: Daemon, memory: SharedMe
     assert daemon.made == 3 and list(daemon.held) == [places[1][0]]
 
 
-def test_memory_that_fits_badly_makes_room(daemon: Daemon, memory: SharedMemory) -> None:
+def test_memory_that_fits_badly_makes_room(daemon, memory):
     """A rank never holds more than before or after."""
     old = [memory.empty(16384, torch.uint8) for _ in range(4)]
     with memory.reusing():

@@ -1,27 +1,12 @@
 """How algorithms exchange, compared with the algorithms themselves; and the recommendation."""
 
-from __future__ import annotations
-
-import dataclasses
-from typing import Any
-
 import pytest
 
 from bagua.algorithms import Algorithm
 from bagua.base.algorithm_choice import NAMES, OPEN, parse
-from bagua.base.errors import ConfigError
-from bagua.tuning.advice import advise, predict
-from bagua.tuning.exchanges import (
-    DEFAULT_CODECS,
-    LOCAL_STEPS,
-    OTHER,
-    OWN_OPTIMIZER,
-    ROUNDED,
-    SAME,
-    every_text,
-    exchange_of,
-)
-from bagua.tuning.network import Network, parse_network
+from bagua.tuning.advice import predict
+from bagua.tuning.exchanges import DEFAULT_CODECS, LOCAL_STEPS, OWN_OPTIMIZER, every_text, exchange_of
+from bagua.tuning.network import parse_network
 from bagua.tuning.predict import RATIOS, Cluster
 from bagua.tuning.profile import CodecSpeed, Gradient, Speeds, StepProfile
 
@@ -36,13 +21,13 @@ PROFILE = StepProfile(
 BYTES = 40 << 20
 
 
-def made(text: str) -> Any:
+def made(text):
     name, arguments = parse(text)
     return Algorithm.init(name, **arguments)
 
 
 @pytest.mark.parametrize("text", list(every_text(4)))
-def test_every_text_is_an_algorithm_with_this_exchange(text: str) -> None:
+def test_every_text_is_an_algorithm_with_this_exchange(text):
     algorithm, exchange = made(text), exchange_of(text)
     assert exchange.text == text
     codec = getattr(algorithm, "codec", None)
@@ -61,33 +46,12 @@ def test_every_text_is_an_algorithm_with_this_exchange(text: str) -> None:
         assert exchange.min_compression_rate == algorithm.min_compression_rate
 
 
-def test_all_algorithms_of_the_registry_are_there() -> None:
+def test_all_algorithms_of_the_registry_are_there():
     texts = list(every_text(4))
     assert len(texts) == len(set(texts))
     assert {text.partition(":")[0] for text in texts} == set(NAMES) - set(OPEN)
     assert set(DEFAULT_CODECS) | set(OWN_OPTIMIZER) <= set(NAMES)
     assert "decentralized:peer_selection_mode=shift_one" not in every_text(3)
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("gradient_allreduce", SAME),
-        ("gradient_allreduce:codec=none", SAME),
-        ("gradient_allreduce:codec=fp16", ROUNDED),
-        ("gradient_allreduce:codec=int4", OTHER),
-        ("bytegrad", ROUNDED),
-        ("local_sgd:interval=1", OTHER),
-    ],
-)
-def test_which_keep_the_result(text: str, kept: str) -> None:
-    assert exchange_of(text).keeps == kept
-
-
-@pytest.mark.parametrize("text", ["nothing", "combine", "local_sgd:codec=zip", "gradient_allreduce:x=1", ":"])
-def test_what_cannot_be_predicted_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        exchange_of(text)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +76,13 @@ def test_what_cannot_be_predicted_is_refused(text: str) -> None:
         ("zero_one_adam", 2, RATIOS["onebit"] * BYTES / 4),
     ],
 )
-def test_bytes(text: str, hosts: int, sent: float) -> None:
+def test_bytes(text, hosts, sent):
     """Those that algorithms/README.md has."""
     network = parse_network("1gbit")
     assert predict(PROFILE, Cluster(network, hosts), exchange_of(text)).sent_bytes == pytest.approx(sent, rel=1e-6)
 
 
-def test_times_that_can_be_worked_out_by_hand() -> None:
+def test_times_that_can_be_worked_out_by_hand():
     """10 parameters of 4 MiB; each takes 35 ms at 1 Gbit/s. Backward 100 ms, forward and the rest 50 each."""
     network = parse_network("1gbit")
     cluster = Cluster(network, 2, cores=8)
@@ -140,27 +104,3 @@ def test_times_that_can_be_worked_out_by_hand() -> None:
     assert step["async"] == pytest.approx(0.2, rel=0.01)
     alone = predict(PROFILE, Cluster(network, 1), exchange_of("local_sgd"))
     assert (alone.step_s, alone.exposed_s, alone.sent_bytes) == (PROFILE.compute_s, 0, 0)
-
-
-def test_recommendations() -> None:
-    slow = advise(PROFILE, Cluster(parse_network("100mbit"), 2, cores=8))
-    assert slow.keeps.exchange.text == "gradient_allreduce"
-    assert slow.rounded is not None and slow.rounded.exchange.keeps == ROUNDED
-    assert slow.other is not None and slow.other.exchange.advisable
-    assert slow.other.prediction.step_s < slow.rounded.prediction.step_s < slow.keeps.prediction.step_s
-    times = [row.prediction.step_s for row in slow.rows]
-    assert times == sorted(times)
-    fast = advise(PROFILE, Cluster(Network(), 2, cores=8))
-    assert (fast.recommended, fast.rounded, fast.other) == ([fast.keeps], None, None)
-    few = advise(PROFILE, Cluster(parse_network("100mbit"), 2, cores=8), ["qadam", "gradient_allreduce:codec=onebit"])
-    assert len(few.rows) == 3
-    assert few.recommended == [few.keeps]  # one needs another optimizer, the other loses accuracy
-
-
-def test_more_ranks_of_a_host_share_the_wire() -> None:
-    """Pairs of ranks send a message each; an all-reduce sends one for the host."""
-    one, four = (Cluster(parse_network("1gbit"), 4, ranks, cores=64) for ranks in (1, 4))
-    profile = dataclasses.replace(PROFILE, ranks_per_host=4)
-    for text, times in (("gradient_allreduce", 1.0), ("no_loco", 4 * 12 / 15)):
-        sent = [predict(profile, cluster, exchange_of(text)).sent_bytes for cluster in (one, four)]
-        assert sent[1] == pytest.approx(sent[0] * times)

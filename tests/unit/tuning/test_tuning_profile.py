@@ -1,10 +1,6 @@
 """Recorded profiles: what comes back from JSON, and what is refused with which words."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +23,7 @@ PROFILE = StepProfile(
 )
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_there_and_back(tmp_path):
     assert StepProfile.from_json(PROFILE.to_json()) == PROFILE
     PROFILE.save(tmp_path / "p.json")
     assert StepProfile.load(tmp_path / "p.json") == PROFILE
@@ -35,7 +31,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert (PROFILE.bytes, PROFILE.compute_s) == (1240, 6e-6)
 
 
-def document(**changes: Any) -> str:
+def document(**changes):
     return json.dumps({**json.loads(PROFILE.to_json()), **changes})
 
 
@@ -62,28 +58,18 @@ def document(**changes: Any) -> str:
         (document(parameters=[{"name": "a", "dtype": "int8", "numel": -1, "ready_ns": 1}]), "can't be"),
     ],
 )
-def test_garbage_is_refused_with_words(text: str, words: str) -> None:
+def test_garbage_is_refused_with_words(text, words):
     with pytest.raises(ConfigError, match=f"(?s)^here.*{words}"):
         StepProfile.from_json(text, "here")
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(json.dumps))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_refused(text):
     with pytest.raises(ConfigError):
         StepProfile.from_json(text)
 
 
-def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no\.json can't be read: No such file"):
-        StepProfile.load(tmp_path / "no.json")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="it is no text"):
-        StepProfile.load(tmp_path / "binary")
-    with pytest.raises(ConfigError, match="can't be written"):
-        PROFILE.save(tmp_path / "no" / "p.json")
-
-
-def test_sizes_of_dtypes_are_those_of_torch() -> None:
+def test_sizes_of_dtypes_are_those_of_torch():
     import torch
 
     assert {name: getattr(torch, name).itemsize for name in ITEM_BYTES} == ITEM_BYTES

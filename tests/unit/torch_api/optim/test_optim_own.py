@@ -1,27 +1,22 @@
 """Fused optimizers of one's own: found out where they can't be fused, and bit-equal where they can."""
 
-from __future__ import annotations
-
 import logging
-from typing import Any
 
 import pytest
 import torch
-from rig.optimizer_pairs import adam, differences, gradients, members, pair, parameters, train
+from rig.optimizer_pairs import differences, gradients, members, pair, train
 
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
-from bagua.torch_api.contrib import fuse_optimizer
-from bagua.torch_api.contrib.fuse.optimizer import calculate_mutual_groups, fuse_step
 
 
 class Counted(torch.optim.Optimizer):
     """A state of plain numbers, and tensors that are made anew in each step."""
 
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
+    def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr, "calls": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         if closure is not None:
             closure()
         for group in self.param_groups:
@@ -39,7 +34,7 @@ class Counted(torch.optim.Optimizer):
 
 class Trusted(torch.optim.SGD):
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         super().step()
 
 
@@ -47,21 +42,20 @@ class PerParameter(Counted):
     """Updates each parameter by itself."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.update(parameter, group["lr"])
 
-    def update(self, parameter: torch.Tensor, lr: float) -> None:
+    def update(self, parameter, lr):
         raise NotImplementedError
 
 
 class ByNorm(PerParameter):
     """As LARS and LAMB do."""
 
-    def update(self, parameter: torch.Tensor, lr: float) -> None:
-        assert parameter.grad is not None
+    def update(self, parameter, lr):
         average = self.state[parameter]["average"] = parameter.grad.clone()
         parameter.sub_(average * parameter.norm(), alpha=lr)
 
@@ -69,26 +63,26 @@ class ByNorm(PerParameter):
 class ByShape(PerParameter):
     """Weights decay, biases don't."""
 
-    def update(self, parameter: torch.Tensor, lr: float) -> None:
+    def update(self, parameter, lr):
         assert parameter.grad is not None
         parameter.mul_(0.9 if parameter.dim() > 1 else 1.0).sub_(parameter.grad)
 
 
-def test_an_optimizer_of_ones_own_with_numbers_and_new_tensors() -> None:
+def test_an_optimizer_of_ones_own_with_numbers_and_new_tensors():
     plain, fused = pair(Counted)
     train(plain, fused, 7)
     assert fused._bagua_fused_optimizer.count == 17
     assert [group["calls"] for group in fused.param_groups] == [7, 7]
 
 
-def test_a_subclass_of_torchs_optimizer() -> None:
+def test_a_subclass_of_torchs_optimizer():
     plain, fused = pair(lambda groups: Trusted(groups, lr=0.1, momentum=0.9))
     train(plain, fused, 5)
     assert fused._bagua_fused_optimizer.count == 17
 
 
 @pytest.mark.parametrize("of", [ByNorm, ByShape])
-def test_an_optimizer_that_looks_at_whole_parameters_is_found_out(of: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optimizer_that_looks_at_whole_parameters_is_found_out(of, caplog):
     caplog.set_level(logging.INFO, "bagua")
     plain, fused = pair(of)
     train(plain, fused, 5)
@@ -97,7 +91,7 @@ def test_an_optimizer_that_looks_at_whole_parameters_is_found_out(of: Any, caplo
     assert "does not treat each element by itself" in caplog.text
 
 
-def test_a_class_may_refuse() -> None:
+def test_a_class_may_refuse():
     class Refuses(Counted):
         elementwise = False
 
@@ -106,15 +100,7 @@ def test_a_class_may_refuse() -> None:
     assert fused._bagua_fused_optimizer.count == 0 and "elementwise" in fused._bagua_fused_optimizer.explain()
 
 
-def test_closures_of_ones_own_are_left_to_the_optimizer() -> None:
-    _, fused = pair(Counted)
-    calls: list[None] = []
-    gradients(0, members(fused))
-    fused.fuse_step(lambda: calls.append(None))
-    assert calls == [None] and "closure" in fused._bagua_fused_optimizer.explain()
-
-
-def test_qadam_through_its_warm_up_and_with_averaged_momentum() -> None:
+def test_qadam_through_its_warm_up_and_with_averaged_momentum():
     plain, fused = pair(lambda groups: QAdamOptimizer(groups, lr=0.01, warmup_steps=3, floor=0.1))
     for step in range(7):
         gradients(step, members(plain))
@@ -131,27 +117,3 @@ def test_qadam_through_its_warm_up_and_with_averaged_momentum() -> None:
 
 
 # Names
-
-
-def test_groups_of_neighbours() -> None:
-    memory = torch.rand(60)
-    one, other = torch.rand(10), torch.rand(10)
-    pieces = [memory[begin : begin + 10] for begin in range(0, 60, 10)]
-    first = [pieces[2], pieces[0], pieces[1], one, pieces[4], pieces[5]]
-    assert calculate_mutual_groups([first, [torch.rand(10) for _ in first]]) == []
-    assert calculate_mutual_groups([first, first]) == [[1, 2, 0], [4, 5]]
-    second = [pieces[2], pieces[0], pieces[1], one, other, pieces[5]]
-    assert calculate_mutual_groups([first, second]) == [[1, 2, 0]]
-    with pytest.raises(ValueError, match="as many in each"):
-        calculate_mutual_groups([first, second[1:]])
-
-
-def test_mistakes() -> None:
-    with pytest.raises(TypeError, match="got a list"):
-        fuse_optimizer([])  # type: ignore[arg-type]
-    optimizer = adam(parameters())
-    with pytest.raises(RuntimeError, match="is not fused"):
-        fuse_step(optimizer)
-    assert fuse_optimizer(optimizer) is optimizer
-    with pytest.raises(RuntimeError, match="fused already"):
-        fuse_optimizer(optimizer)

@@ -1,23 +1,19 @@
 """When checkpoints are due: by steps without a message, by time with few."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.torch_api.saving.schedule import Decision, Schedule
+from bagua.torch_api.saving.schedule import Schedule
 
 
 class Rank:
     """One rank, whose clock shows something else than those of the others."""
 
-    def __init__(self, every: float, offset: float) -> None:
+    def __init__(self, every, offset):
         self.now = 0.0
         self.schedule = Schedule(timedelta(seconds=every), lambda: self.now + offset)
 
@@ -25,15 +21,15 @@ class Rank:
 class Job:
     """Ranks that hear what rank 0 decides."""
 
-    def __init__(self, every: float, ranks: int) -> None:
+    def __init__(self, every, ranks):
         self.ranks = [Rank(every, 1000.0 * rank) for rank in range(ranks)]
         self.messages = 0
-        self.saved: list[tuple[int, float]] = []
+        self.saved = []
 
-    def step(self, number: int, seconds: float) -> None:
-        told: list[Decision] = []
+    def step(self, number, seconds):
+        told = []
 
-        def agree(decide: Callable[[], Decision]) -> Decision:
+        def agree(decide):
             if not told:
                 told.append(decide())
                 self.messages += 1
@@ -47,8 +43,8 @@ class Job:
             self.saved.append((number, self.ranks[0].now))
 
 
-def test_steps_need_no_message() -> None:
-    def never(_: Callable[[], Decision]) -> Decision:
+def test_steps_need_no_message():
+    def never(_):
         raise AssertionError("a message")
 
     schedule = Schedule(3, lambda: 0.0)
@@ -56,7 +52,7 @@ def test_steps_need_no_message() -> None:
 
 
 @given(st.floats(0.001, 40.0), st.floats(1.0, 100.0))
-def test_time_is_kept(step: float, every: float) -> None:
+def test_time_is_kept(step, every):
     """With steps of one length each checkpoint is within a step of its time, after the same step on all ranks."""
     job = Job(every, 3)
     count = min(3000, int(4 * every / step) + 8)
@@ -69,7 +65,7 @@ def test_time_is_kept(step: float, every: float) -> None:
         assert gaps
 
 
-def test_few_messages() -> None:
+def test_few_messages():
     job = Job(60.0, 2)
     for number in range(1, 6001):
         job.step(number, 0.1)
@@ -77,7 +73,7 @@ def test_few_messages() -> None:
     assert job.messages < 6000 * 0.03
 
 
-def test_steps_that_become_slower_are_seen() -> None:
+def test_steps_that_become_slower_are_seen():
     job = Job(60.0, 2)
     for number in range(1, 301):
         job.step(number, 0.1)
@@ -87,7 +83,7 @@ def test_steps_that_become_slower_are_seen() -> None:
     assert all(gap <= 70 for gap in gaps[1:]), gaps
 
 
-def test_a_rank_that_joined_decides_as_the_others() -> None:
+def test_a_rank_that_joined_decides_as_the_others():
     """It must not take the steps before it came for its own: they would seem to last no time."""
     job = Job(60.0, 1)
     schedule = job.ranks[0].schedule
@@ -97,27 +93,13 @@ def test_a_rank_that_joined_decides_as_the_others() -> None:
     assert [number for number, _ in job.saved] == [5060, 5120, 5180]
 
 
-@pytest.mark.parametrize(
-    ("every", "kind", "words"),
-    [
-        (0, ValueError, "from 1 on"),
-        (True, TypeError, "a number of steps, or"),
-        (2.5, TypeError, "a number of steps, or"),
-        (timedelta(0), ValueError, "above zero"),
-    ],
-)
-def test_bad_arguments(every: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        Schedule(every, lambda: 0.0)
-
-
 @pytest.mark.parametrize("every", [10**9, timedelta(hours=9)])
-def test_a_checkpoint_that_is_asked_for_comes_within_seconds(every: int | timedelta) -> None:
+def test_a_checkpoint_that_is_asked_for_comes_within_seconds(every):
     clock, asked = [0.0], [False]
     schedule = Schedule(every, lambda: clock[0], lambda: asked[0])
     schedule.restart(0)
 
-    def due(step: int) -> bool:
+    def due(step):
         clock[0] += 0.1
         return schedule.due(step, lambda decide: decide())
 
