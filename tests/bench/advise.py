@@ -12,17 +12,13 @@ changes from minute to minute: so each algorithm takes turns with a step without
 are multiplied by that step over the recorded one. ``--raw`` leaves that out.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE
@@ -53,7 +49,7 @@ ALONE = "no communication"
 TOP = 2
 
 
-def record_model(model: str, folder: Path, steps: int) -> StepProfile:
+def record_model(model, folder, steps):
     """The model's profile, of two ranks with one computing thread each."""
     script = str(Path(__file__).with_name("advise_rank.py"))
     profile = record(script, [model], False, 2, steps, ["OMP_NUM_THREADS=1"], None, quiet=True)
@@ -62,13 +58,13 @@ def record_model(model: str, folder: Path, steps: int) -> StepProfile:
     return profile
 
 
-def parts_of(case: str) -> tuple[str, str, int]:
+def parts_of(case):
     """Model, network and number of hosts of ``MODEL@NETWORK[@HOSTS]``."""
     model, network, *hosts = case.split("@")
     return model, network, int(hosts[0]) if hosts else 2
 
 
-def measure_case(case: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[list[float]]]:
+def measure_case(case, seconds, rounds, warm_up):
     """By algorithm: seconds of its steps, and of those without communication that took turns with them."""
     model, network, hosts = parts_of(case)
     systems = []
@@ -94,7 +90,7 @@ def measure_case(case: str, seconds: float, rounds: int, warm_up: int) -> dict[s
     }
 
 
-def at_load(profile: StepProfile, times: float) -> StepProfile:
+def at_load(profile, times):
     """The profile of a machine that is so many times as slow."""
     speeds = profile.speeds
     return dataclasses.replace(
@@ -110,7 +106,7 @@ def at_load(profile: StepProfile, times: float) -> StepProfile:
     )
 
 
-def compare(case: str, measured: dict[str, list[list[float]]], profile: StepProfile, raw: bool) -> list[dict[str, Any]]:
+def compare(case, measured, profile, raw):
     """A row for each algorithm, the fastest measured one first, both as they are without other load. ``times``: each
     step over the one without communication beside it."""
     _, name, hosts = parts_of(case)
@@ -137,14 +133,14 @@ def compare(case: str, measured: dict[str, list[list[float]]], profile: StepProf
     return sorted(rows, key=lambda row: statistics.median(row["times"]))
 
 
-def slower_beyond_noise(one: Sequence[float], best: Sequence[float]) -> bool:
+def slower_beyond_noise(one, best):
     """Whether the rounds show it, whose order changes with the noise otherwise: a sign test at 5 %, of one side."""
     slower = sum(a > b for a, b in zip(one, best, strict=True))
     n = len(best)
     return sum(math.comb(n, k) for k in range(slower, n + 1)) / 2**n < 0.05
 
 
-def outcome(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def outcome(rows):
     """Of one case: the measured best, and the better one of the two that are predicted best. ``cost``: how much longer
     the step of that is; ``noise``: and whether the rounds do not tell them apart."""
     best = min(rows, key=lambda row: statistics.median(row["times"]))
@@ -159,7 +155,7 @@ def outcome(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def verdict(rows):
     """Median error over all rows, and in how many cases the measured best is among the predicted best two; in how many
     more the better of these is not slower beyond the noise."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
@@ -174,7 +170,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows):
     """A Markdown table, and the verdict."""
     print("| case | algorithm | no comm., ms | measured ms | predicted ms | error |\n|---|---|---|---|---|---|")
     for row in rows:
@@ -195,7 +191,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             print(f"{one['case']}: {one['best']} is best; {one['taken']} takes {one['cost']:.1%} longer, {words}")
 
 
-def main() -> None:
+def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK[@HOSTS]")
     options.add_argument("--steps", type=int, default=12, help="to record")
@@ -209,8 +205,8 @@ def main() -> None:
     options.add_argument("--read", type=Path, help="measured before: only predicts")
     options.add_argument("--raw", action="store_true", help="predict from the profile as it was recorded")
     given = options.parse_args()
-    measured: dict[str, dict[str, list[list[float]]]] = json.loads(given.read.read_text()) if given.read else {}
-    rows: list[dict[str, Any]] = []
+    measured = json.loads(given.read.read_text()) if given.read else {}
+    rows = []
     for case in list(measured) or given.cases:
         model, _, _ = parts_of(case)
         file = given.profiles / f"{model}.json"

@@ -1,7 +1,5 @@
 """A user's script for ``tests/bench/advise.py``: trains a model of ``bagua bench train``, named on the command line."""
 
-from __future__ import annotations
-
 import sys
 
 import torch
@@ -13,8 +11,8 @@ from bagua.bench.ranks.train import LEARNING_RATE
 bagua.init_process_group()
 workload = WORKLOADS[sys.argv[1]]()
 optimizer = torch.optim.SGD(workload.model.parameters(), lr=LEARNING_RATE)
-model = workload.model.with_bagua([optimizer])  # type: ignore[operator]
+model = workload.model.with_bagua([optimizer])
 for _ in range(100_000):
     optimizer.zero_grad()
-    workload.loss_of(model).backward()  # type: ignore[no-untyped-call]
+    workload.loss_of(model).backward()
     optimizer.step()

@@ -8,15 +8,12 @@
 A case is a model of ``bagua bench train`` on a network between two hosts, or on one host (``none``).
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
 import os
 import statistics
 import time
-from typing import Any
 
 import torch
 
@@ -43,23 +40,23 @@ CASES = [
 class Trained:
     """Model under training. ``tuner``: that of ``bagua.torch_api.tune``."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model):
         torch.manual_seed(0)
         self._work = WORKLOADS[model]()
         self._optimizer = torch.optim.SGD(self._work.model.parameters(), lr=1e-4, momentum=0.9)
-        wrapped: Any = self._work.model
+        wrapped = self._work.model
         self._model = wrapped.with_bagua([self._optimizer], autotune=True)
         self.tuner = self._model.bagua_ddp._tuner
 
-    def step(self) -> float:
+    def step(self):
         """Makes one step, and returns its seconds."""
         begin = time.perf_counter()
         self._optimizer.zero_grad()
-        self._work.loss_of(self._model).backward()  # type: ignore[no-untyped-call]
+        self._work.loss_of(self._model).backward()
         self._optimizer.step()
         return time.perf_counter() - begin
 
-    def settle(self, most: int) -> tuple[int, dict[str, str]]:
+    def settle(self, most):
         """Trains until nothing more is tried; returns after how many steps, and the setting."""
         for number in range(most):
             self.step()
@@ -75,18 +72,18 @@ class Trained:
         bagua.broadcast(count := torch.tensor([float(steps)]), 0)
         return int(count.item()), _of_rank_0(found)
 
-    def block(self, setting: dict[str, str], steps: int) -> float:
+    def block(self, setting, steps):
         """Median of steps with this setting; the first one, before which buckets are cut, does not count."""
         self.tuner._settings.apply(setting)
         self.step()
         return statistics.median(harness.slowest(self.step()) for _ in range(steps))
 
 
-def _of_rank_0(setting: dict[str, str]) -> dict[str, str]:
+def _of_rank_0(setting):
     return dict(broadcast_object(setting, 0))
 
 
-def measure(config: dict[str, Any]) -> dict[str, Any]:
+def measure(config):
     """Returns one row: what was found, after how many steps, and the ratio of its step time to that of the defaults and
     of the best of the space.
     """
@@ -127,7 +124,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     return {"rows": [row]}
 
 
-def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
+def run_case(case, given):
     """The row of one case."""
     model, _, name = case.partition("@")
     network = None if name == "none" else parse_network(name)
@@ -147,11 +144,11 @@ def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
     if given.log:
         env["BAGUA_IS_OUTPUT_AUTOTUNE_LOG"] = "1"
     task = tasks.Task(__file__, config, hosts, 2 // hosts, env, quiet=not given.log)
-    row: dict[str, Any] = tasks.measure(task, network)["rows"][0]
+    row = tasks.measure(task, network)["rows"][0]
     return row
 
 
-def main() -> None:
+def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL@NETWORK")
     options.add_argument("--most", type=int, default=320, help="steps until the job must have settled")

@@ -8,14 +8,10 @@
 Both take turns, step by step. "Times as fast": the median of the ratios of neighbours.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -26,7 +22,7 @@ from bagua.bench.report import markdown
 from bagua.cli.bench import tasks
 from bagua.tuning.network import parse_network
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "SGD": lambda some: torch.optim.SGD(some, lr=1e-4),
     "SGD, momentum": lambda some: torch.optim.SGD(some, lr=1e-4, momentum=0.9),
     "Adam": lambda some: torch.optim.Adam(some, lr=1e-6),
@@ -37,37 +33,37 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Trained:
     """Model with its optimizer. ``optimizer_s``: of each step, in ``optimizer.step()``."""
 
-    def __init__(self, model: str, optimizer: str, early: bool) -> None:
+    def __init__(self, model, optimizer, early):
         torch.manual_seed(0)
         self._work = WORKLOADS[model]()
         self._optimizer = OPTIMIZERS[optimizer](self._work.model.parameters())
-        wrapped: Any = self._work.model
+        wrapped = self._work.model
         self._model = wrapped.with_bagua([self._optimizer], step_in_backward=early)
-        self.optimizer_s: list[float] = []
+        self.optimizer_s = []
 
-    def step(self) -> float:
+    def step(self):
         """Seconds of one step of the slowest rank."""
         bagua.barrier()
         return harness.slowest(harness.seconds(self._train))
 
-    def _train(self) -> None:
+    def _train(self):
         self._optimizer.zero_grad()
-        self._work.loss_of(self._model).backward()  # type: ignore[no-untyped-call]
+        self._work.loss_of(self._model).backward()
         begin = time.perf_counter()
         self._optimizer.step()
         self.optimizer_s.append(time.perf_counter() - begin)
 
-    def close(self) -> None:
+    def close(self):
         """Ends the model's exchange of gradients."""
         self._model.bagua_ddp.close()
 
 
-def measure(config: dict[str, Any]) -> dict[str, Any]:
+def measure(config):
     """A row for each optimizer: medians of steps in turn, and of the ratio of neighbours."""
     rows = []
     for optimizer in config["optimizers"]:
         behind, inside = (Trained(config["model"], optimizer, early) for early in (False, True))
-        seconds: list[tuple[float, float]] = []
+        seconds = []
         for number in range(config["steps"] + config["warm_up"]):
             first, second = (behind, inside) if number % 2 else (inside, behind)
             taken = {first: first.step(), second: second.step()}
@@ -88,7 +84,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def main() -> None:
+def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", default="resnet")
     options.add_argument("--network", default="1gbit", help="as `bagua bench train --emulate` has it, or none")

@@ -20,13 +20,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,39 +42,39 @@ OPERATIONS = 50
 LEARNING_RATE = 1e-5
 
 
-def groups() -> dict[str, Any]:
+def groups():
     """A process group of all ranks for each backend."""
     importlib.import_module("bagua.c10d")  # torch before 2.5 does not do so by itself
     dist.init_process_group("bagua")
     return {OURS: dist.group.WORLD, GLOO: dist.new_group(backend="gloo")}
 
 
-def turn_of(train: Callable[[int], None], warm_up: int) -> Callable[[], float]:
+def turn_of(train, warm_up):
     """Seconds of a step of the slowest rank, each time it is called."""
     train(warm_up)
     steps = max(1, min(MOST_STEPS, int(TURN_S / harness.slowest(harness.seconds(lambda: train(1))))))
 
-    def turn() -> float:
+    def turn():
         bagua.barrier()
         return harness.slowest(harness.seconds(lambda: train(steps)) / steps)
 
     return turn
 
 
-def trainer(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], warm_up: int) -> Callable[[], float]:
+def trainer(model, loss_of, warm_up):
     """A turn of steps of this model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    def train(steps: int) -> None:
+    def train(steps):
         for _ in range(steps):
             optimizer.zero_grad()
-            loss_of(model).backward()  # type: ignore[no-untyped-call]
+            loss_of(model).backward()
             optimizer.step()
 
     return turn_of(train, warm_up)
 
 
-def ddp(config: dict[str, Any]) -> dict[str, float]:
+def ddp(config):
     """Median seconds of a step with DDP at its defaults on each backend; without DDP; and with DDP whose hook exchanges
     nothing: what a backend would reach that takes no time."""
     torch.manual_seed(0)
@@ -91,14 +89,14 @@ def ddp(config: dict[str, Any]) -> dict[str, float]:
     return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
 
 
-def kept(_, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations that are text
+def kept(_, bucket):  # DDP refuses annotations that are text
     """A hook of DDP that leaves gradients as they are."""
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-def silent_group() -> dict[str, Any]:
+def silent_group():
     """torch's group for its own tests, which exchanges nothing; none where this torch has it elsewhere."""
     try:
         import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers it
@@ -107,7 +105,7 @@ def silent_group() -> dict[str, Any]:
     return {SILENT: dist.new_group(backend="fake")}
 
 
-def fsdp(config: dict[str, Any]) -> dict[str, float]:
+def fsdp(config):
     """The same with FSDP2, sharded by layer."""
     from torch.distributed.fsdp import fully_shard
 
@@ -126,18 +124,18 @@ def fsdp(config: dict[str, Any]) -> dict[str, float]:
     return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
 
 
-def operations(config: dict[str, Any]) -> dict[str, float]:
+def operations(config):
     """Median seconds of one all-reduce of ``bytes`` bytes, in place."""
     tensor = torch.zeros(config["bytes"] // 4)
     made = groups()
-    calls: dict[str, Callable[[], object]] = {
+    calls = {
         OURS: lambda: dist.all_reduce(tensor, group=made[OURS]),
         GLOO: lambda: dist.all_reduce(tensor, group=made[GLOO]),
         OWN: lambda: bagua.allreduce_inplace(tensor),
     }
 
-    def repeated(call: Callable[[], object]) -> Callable[[int], None]:
-        def run(steps: int) -> None:
+    def repeated(call):
+        def run(steps):
             for _ in range(steps):
                 call()
 
@@ -150,7 +148,7 @@ def operations(config: dict[str, Any]) -> dict[str, float]:
 KINDS = {"ddp": ddp, "fsdp": fsdp, "operations": operations}
 
 
-def measure(config: dict[str, Any]) -> dict[str, Any]:
+def measure(config):
     """Median seconds of each system."""
     found = KINDS[config["kind"]](config)
     dist.destroy_process_group()
@@ -171,7 +169,7 @@ class Case:
     most_us: float = 0.0
 
 
-def cases() -> list[Case]:
+def cases():
     gigabit = parse_network("1gbit")
     made = [Case("ddp", f"DDP, {model}, 1 host x 2", {"kind": "ddp", "model": model}, least=1.3) for model in MODELS]
     made.append(Case("fsdp", "FSDP2, transformer, 1 host x 2", {"kind": "fsdp", "model": "transformer"}, least=1.3))
@@ -187,7 +185,7 @@ def cases() -> list[Case]:
     return made
 
 
-def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+def row_of(case, options):
     """Measures one case."""
     settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
     sized = {"batch": options.batch, "length": options.length if case.config.get("model") == "transformer" else None}
@@ -206,7 +204,7 @@ def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def show(row: dict[str, Any]) -> str:
+def show(row):
     seconds = row["seconds"]
     text = f"{row['case']:<38}" + "".join(f"{name} {1e3 * seconds[name]:9.3f} ms  " for name in seconds)
     text += f"{row['times_gloo']:6.2f} x Gloo"
@@ -219,7 +217,7 @@ def show(row: dict[str, Any]) -> str:
     return text
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="ddp,fsdp,operations,network", help="groups of cases, with commas")
     parser.add_argument("--models", default=",".join(MODELS))

@@ -12,15 +12,12 @@ one checkpoint a minute. Figures are medians over pairs of windows.
 core and keeps it busy, a checkpoint can't cost less; it does not depend on what else runs on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform
 import statistics
 import tempfile
 import time
-from typing import Any
 
 import torch
 
@@ -32,24 +29,24 @@ from bagua.cli.bench import tasks
 MINUTE_S = 60.0
 
 
-def measure(config: dict[str, Any]) -> dict[str, Any]:
+def measure(config):
     """The row, of a rank."""
     torch.manual_seed(bagua.get_rank())
     workload = WORKLOADS[config["model"]]()
     optimizer = torch.optim.Adam(workload.model.parameters(), lr=1e-4, foreach=True)
     model = workload.model.with_bagua([optimizer])
     checkpointer = bagua.checkpoint.Checkpointer(config["folder"], every=1 << 40, keep=1)
-    blocked: list[float] = []
-    copies: list[float] = []
-    beside: dict[bool, list[float]] = {True: [], False: []}
+    blocked = []
+    copies = []
+    beside = {True: [], False: []}
 
-    def save() -> None:
+    def save():
         begun = time.thread_time()
         checkpointer.save()
         copies.append(time.thread_time() - begun)
 
-    def window(saves: bool) -> float:
-        def steps() -> None:
+    def window(saves):
+        def steps():
             for number in range(config["steps"]):
                 optimizer.zero_grad()
                 workload.loss_of(model).backward()
@@ -86,7 +83,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=2)

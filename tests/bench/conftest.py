@@ -1,7 +1,5 @@
 """Tests of the programs of this folder import their packages, as the programs do."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -15,8 +15,6 @@ is at most twice as dear then. Nothing is asserted: the figures depend on the ma
 daemons and the readers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource
@@ -31,7 +29,7 @@ from control.beats import beats
 from control.elastic import elastic
 from control.old import old
 from control.queue import queue
-from control.report import Row, console, document, tables
+from control.report import console, document, tables
 from control.start import start
 from control.way import Way
 from control.wide import wide
@@ -40,7 +38,7 @@ from rich.console import Console
 ROWS = {"queue": queue, "wide": wide, "elastic": elastic, "beats": beats, "old": old, "start": start}
 
 
-def main() -> None:
+def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("text", "json"), default="text")
@@ -74,10 +72,10 @@ def main() -> None:
             Console().print(table)
 
 
-def run(options: argparse.Namespace, way: Way) -> list[Row]:
+def run(options, way):
     """All figures of one way."""
     options.way = way
-    rows: list[Row] = []
+    rows = []
     for name in options.rows:
         with tempfile.TemporaryDirectory() as folder:
             for row in ROWS[name](options, Path(folder)):

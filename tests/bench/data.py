@@ -11,8 +11,6 @@ therefore counted in processor time: the share of a step in which a rank would w
 turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,9 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +37,7 @@ LONGEST = 400
 PLAIN = "DistributedSampler"
 
 
-def measure(config: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def measure(config):
     """(share of time in the barrier, imbalance) of each epoch, by sampler."""
     samples, turns = config["samples"], config["turns"]
     ranks, rank = bagua.get_world_size(), bagua.get_rank()
@@ -57,12 +53,12 @@ def measure(config: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     blind = LoadBalancingDistributedSampler(indices, "measured")
     budget = TokenBudgetBatchSampler(indices, lengths, budget=BATCH * 100)
 
-    def loader(sampler: Any) -> Any:
+    def loader(sampler):
         if sampler is budget:
             return DataLoader(indices, batch_sampler=sampler)
         return DataLoader(indices, BATCH, sampler=sampler, drop_last=True)
 
-    def epoch(sampler: Any, number: int) -> tuple[list[float], list[float], float]:
+    def epoch(sampler, number):
         """(waits of each step, processor time of each step, seconds) of this rank."""
         sampler.set_epoch(number)
         batches = loader(sampler)
@@ -89,7 +85,7 @@ def measure(config: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
         "the same, measured by sample": blind,
         "TokenBudgetBatchSampler": budget,
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    found = {name: [] for name in names}
     for turn in range(turns + 1):
         for name, sampler in names.items():
             harness.progress(turn, turns + 1, name)
@@ -104,7 +100,7 @@ def measure(config: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def idle(options: argparse.Namespace) -> list[dict[str, Any]]:
+def idle(options):
     config = {"samples": options.samples, "turns": options.turns}
     found = tasks.measure(tasks.Task(__file__, config, 1, 4, quiet=True), None)
     rows = []
@@ -117,18 +113,18 @@ def idle(options: argparse.Namespace) -> list[dict[str, Any]]:
 class Slow:
     """A dataset that takes ``seconds`` for a sample of 48 KiB."""
 
-    def __init__(self, length: int, seconds: float) -> None:
+    def __init__(self, length, seconds):
         self.length, self.seconds = length, seconds
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         time.sleep(self.seconds)
         return torch.full((3, 64, 64), float(index))
 
 
-def cache(options: argparse.Namespace) -> list[dict[str, Any]]:
+def cache(options):
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for workers in (0, 2):
@@ -148,10 +144,10 @@ def cache(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def samplers(options: argparse.Namespace) -> list[dict[str, Any]]:
+def samplers(options):
     count = options.samples
     costs = torch.randn(count).exp().mul(50).ceil().clamp_max(1000)
-    kinds: dict[str, Callable[[], Any]] = {
+    kinds = {
         "balanced, costs as a tensor": lambda: contrib.LoadBalancingDistributedSampler(range(count), costs, 4, 0),
         "balanced, costs by a function": lambda: contrib.LoadBalancingDistributedSampler(range(count), float, 4, 0),
         "by budget": lambda: contrib.TokenBudgetBatchSampler(range(count), costs, 16384, num_replicas=4, rank=0),
@@ -174,7 +170,7 @@ def samplers(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("idle", "cache", "samplers"))
     parser.add_argument("--samples", type=int, default=0, help="of the dataset; by default 1600, 500 or ten million")

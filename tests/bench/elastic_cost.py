@@ -29,10 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
 START_DEADLINE_S = 180.0
 TURN_DEADLINE_S = 300.0
@@ -49,7 +47,7 @@ class Turn:
     flags_s: float
 
 
-def switch_commit(reducer: Any, commits: bool) -> None:
+def switch_commit(reducer, commits):
     """From now on passes of an elastic job are committed, or shown as soon as they are exchanged."""
     from bagua.torch_api.step.vote import Vote
 
@@ -61,7 +59,7 @@ def switch_commit(reducer: Any, commits: bool) -> None:
         reducer._vote = reducer.kept if commits else Uncommitted()
 
 
-def rank_main(address: str, megabytes: float, algorithm: str) -> None:
+def rank_main(address, megabytes, algorithm):
     """The program of a rank: a turn each time that the driver asks for one."""
     import torch
     from torch import nn
@@ -77,21 +75,21 @@ def rank_main(address: str, megabytes: float, algorithm: str) -> None:
     first, last = (width, width) if megabytes else (24, 18)
     model = nn.Sequential(nn.Linear(first if megabytes else 16, first), nn.Tanh(), *inner, nn.Linear(last, last))
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    wrapped = model.with_bagua([optimizer], Algorithm.init(algorithm))  # type: ignore[operator]
+    wrapped = model.with_bagua([optimizer], Algorithm.init(algorithm))
     inputs = torch.randn(1 if megabytes else 8, first if megabytes else 16)
     small = bagua.empty(3, dtype=torch.int32)
 
-    def train(steps: int) -> None:
+    def train(steps):
         for _ in range(steps):
             optimizer.zero_grad()
             wrapped(inputs).square().mean().backward()
             optimizer.step()
 
-    def flags(number: int) -> None:
+    def flags(number):
         for _ in range(number):
             bagua.allreduce_inplace(small, op=bagua.ReduceOp.MAX)
 
-    driver: IO[str] | None = None
+    driver = None
     if bagua.get_rank() == 0:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(address)
@@ -118,7 +116,7 @@ def rank_main(address: str, megabytes: float, algorithm: str) -> None:
 class Job:
     """One of the two, as the driver sees it."""
 
-    def __init__(self, kind: str, shape: tuple[int, int], options: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, kind, shape, options, folder):
         self.kind = kind
         address = str(folder / kind)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -130,9 +128,9 @@ class Job:
         command += ["--address", address, "--megabytes", str(options.megabytes), "--algorithm", options.algorithm]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(command, stdout=sys.stderr, env=environment)
-        self._driver: IO[str] | None = None
+        self._driver = None
 
-    def meet(self) -> None:
+    def meet(self):
         """Waits for its rank 0."""
         deadline = time.monotonic() + START_DEADLINE_S
         while not select.select([self._listener], [], [], 0.2)[0]:
@@ -142,7 +140,7 @@ class Job:
         connection.settimeout(TURN_DEADLINE_S)
         self._driver = connection.makefile("rw")
 
-    def turn(self, steps: int) -> Turn:
+    def turn(self, steps):
         """``steps`` below zero: in an elastic job, so many without a commit."""
         assert self._driver is not None
         self._driver.write(f"{steps}\n")
@@ -152,10 +150,10 @@ class Job:
             raise SystemExit(f"the {self.kind} job ended in its turn: see its words above")
         return Turn(float(answer[0]), float(answer[1]))
 
-    def end(self) -> None:
+    def end(self):
         with contextlib.suppress(OSError, AttributeError):
-            self._driver.write("0\n")  # type: ignore[union-attr]
-            self._driver.flush()  # type: ignore[union-attr]
+            self._driver.write("0\n")
+            self._driver.flush()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -165,7 +163,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def jobs(shape: tuple[int, int], options: argparse.Namespace, kinds: Sequence[str]) -> Iterator[list[Job]]:
+def jobs(shape, options, kinds):
     """Both, started in this order, ready to take turns. Leaving the context ends them."""
     with tempfile.TemporaryDirectory(prefix="bagua-cost-") as folder, contextlib.ExitStack() as ends:
         started = []
@@ -177,10 +175,10 @@ def jobs(shape: tuple[int, int], options: argparse.Namespace, kinds: Sequence[st
         yield started
 
 
-def measure(shape: tuple[int, int], options: argparse.Namespace) -> dict[str, object]:
+def measure(shape, options):
     """A row of the table."""
-    found: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
-    more: list[float] = []  # of each start
+    found = {kind: [] for kind in KINDS}
+    more = []  # of each start
     for start in range(options.starts):
         order = KINDS[:: -1 if start % 2 else 1]
         with jobs(shape, options, ("elastic",) if options.within else order) as started:
@@ -220,7 +218,7 @@ class Row:
     flags_ms: float
 
 
-def shapes(text: str) -> list[tuple[int, int]]:
+def shapes(text):
     """ "1x4,2x1": pairs of hosts and ranks of each."""
     found = []
     for one in text.split(","):
@@ -229,7 +227,7 @@ def shapes(text: str) -> list[tuple[int, int]]:
     return found
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=shapes, default="1x4,1x2,2x1", help="hosts x ranks of each, with commas")
     parser.add_argument("--steps", type=int, default=1000)

@@ -16,8 +16,6 @@ a step before. The rows, each on a cluster of its own on this machine:
              "restart", in which it is started on the same processors, and "undisturbed", in which nothing happens
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -29,7 +27,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bagua.base.daemon_process import daemon_pid
@@ -49,7 +46,7 @@ DAEMON_DEATHS = MAX_DEATHS - 1
 
 
 @contextlib.contextmanager
-def rig(nodes: int, slots: int, options: argparse.Namespace) -> Iterator[Rig]:
+def rig(nodes, slots, options):
     with tempfile.TemporaryDirectory(prefix="bagua-pauses-") as folder:
         diaries = Path(folder) / "diaries"
         diaries.mkdir()
@@ -65,12 +62,12 @@ def rig(nodes: int, slots: int, options: argparse.Namespace) -> Iterator[Rig]:
             made.end()
 
 
-def on_one_host(options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+def on_one_host(options, tell):
     for done in range(0, options.times, DAEMON_DEATHS):
         on_a_new_cluster(min(DAEMON_DEATHS, options.times - done), options, tell)
 
 
-def on_a_new_cluster(times: int, options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+def on_a_new_cluster(times, options, tell):
     with rig(1, options.ranks, options) as made:
         for _ in range(times):
             if "daemon" in options.rows:
@@ -86,7 +83,7 @@ def on_a_new_cluster(times: int, options: argparse.Namespace, tell: Callable[[st
                 tell("join", joined - options.megabytes * 8e-3 / (0.7 * options.line_rate))
 
 
-def between_hosts(options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+def between_hosts(options, tell):
     with rig(options.hosts, 1, options) as made:
         for _, row in itertools.product(range(options.times), BETWEEN_HOSTS):
             if row not in options.rows:
@@ -109,7 +106,7 @@ def between_hosts(options: argparse.Namespace, tell: Callable[[str, float], None
             made.await_whole()
 
 
-def without_the_coordinator(options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+def without_the_coordinator(options, tell):
     with rig(1, options.ranks, options) as made:
         pids = list(made.ranks())
         for _ in range(options.times):
@@ -118,12 +115,12 @@ def without_the_coordinator(options: argparse.Namespace, tell: Callable[[str, fl
             tell("restart", made.turn(pids, made.start_coordinator, TURN_S))
 
 
-def most(times: Sequence[float]) -> float:
+def most(times):
     """99 of 100 are at most this: of fewer the longest."""
     return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(ROWS), help="with commas")
     parser.add_argument("--times", type=int, default=10)
@@ -136,9 +133,9 @@ def main() -> int:
     options = parser.parse_args()
     options.rows = options.rows.split(",")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends all that was started here
-    found: dict[str, list[float]] = {}
+    found = {}
 
-    def tell(row: str, seconds: float) -> None:
+    def tell(row, seconds):
         found.setdefault(row, []).append(max(0.0, seconds))
         print(f"{row}: {seconds * 1e3:.0f} ms", file=sys.stderr, flush=True)
 

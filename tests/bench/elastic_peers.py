@@ -43,14 +43,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from elastic_rig import Step, Unmeasured, read
-from elastic_systems import FAULTS, MODULES, SETTINGS, Shape, Struck, System, started
+from elastic_rig import Unmeasured, read
+from elastic_systems import FAULTS, MODULES, SETTINGS, Shape, started
 
 START_WITHIN_S = 180.0
 AFTER = 5
@@ -68,9 +67,9 @@ class Found:
     in_vain: float
 
 
-def new_steps(diaries: Sequence[Sequence[Step]]) -> list[float]:
+def new_steps(diaries):
     """When each step was there for the first time on the last of these ranks, which may have done it again later."""
-    first: dict[int, list[float]] = {}
+    first = {}
     for diary in diaries:
         seen = -1
         for step in diary:
@@ -80,7 +79,7 @@ def new_steps(diaries: Sequence[Sequence[Step]]) -> list[float]:
     return sorted(max(times) for times in first.values())
 
 
-def judge(diaries: dict[int, list[Step]], struck: Struck) -> Found:
+def judge(diaries, struck):
     """Of the diaries of all processes. If nobody goes on, those that began after the fault continue (torchrun)."""
     before = {pid: steps for pid, steps in diaries.items() if steps and steps[0].at < struck.at}
     after = [steps for pid, steps in diaries.items() if steps and pid not in before]
@@ -103,14 +102,14 @@ def judge(diaries: dict[int, list[Step]], struck: Struck) -> Found:
     return Found(max(gap for at, gap in gaps if at > struck.at) - usual, usual, in_vain)
 
 
-def available(system: str, python: str) -> bool:
+def available(system, python):
     probe = subprocess.run(
         [python, "-P", "-c", f"import {MODULES[system.partition('-')[0]]}"], capture_output=True, check=False
     )
     return probe.returncode == 0
 
 
-def measure(name: str, fault: str, python: str, options: argparse.Namespace) -> Found:
+def measure(name, fault, python, options):
     """One start, one fault. Raises Unmeasured."""
     shape = Shape.of(fault, options)
     with tempfile.TemporaryDirectory(prefix="bagua-elastic-") as place:
@@ -129,7 +128,7 @@ def measure(name: str, fault: str, python: str, options: argparse.Namespace) -> 
             return judge(read(folder), struck)
 
 
-def all_at_work(folder: Path, ranks: int, options: argparse.Namespace) -> bool:
+def all_at_work(folder, ranks, options):
     """All take part, and have for some steps; the last one of them lies between two checkpoints."""
     found, every = read(folder).values(), options.checkpoint_every
     together = [sum(step.ranks == ranks for step in steps) for steps in found]
@@ -137,7 +136,7 @@ def all_at_work(folder: Path, ranks: int, options: argparse.Namespace) -> bool:
     return ready and max(steps[-1].number for steps in found) % every == every // 2
 
 
-def goes_on(folder: Path, struck: Struck) -> bool:
+def goes_on(folder, struck):
     found = {pid: steps for pid, steps in read(folder).items() if steps}
     left = {pid for pid in found if Path(f"/proc/{pid}").exists()} - struck.victims
     # torchrun ends those that are left, some of them after more steps.
@@ -148,7 +147,7 @@ def goes_on(folder: Path, struck: Struck) -> bool:
     return len(at_work) >= struck.ranks and min(new) >= AFTER
 
 
-def wait_for(system: System, within: float, condition: Callable[[], bool], what: str) -> None:
+def wait_for(system, within, condition, what):
     deadline = time.monotonic() + within
     while not condition():
         if system.has_ended():
@@ -159,7 +158,7 @@ def wait_for(system: System, within: float, condition: Callable[[], bool], what:
         time.sleep(0.02)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
     parser.add_argument("--systems", default=",".join(SETTINGS), help="with commas")
@@ -210,7 +209,7 @@ class Results:
     loads: list[float]
 
 
-def prepare(options: argparse.Namespace) -> tuple[dict[str, str], Results]:
+def prepare(options):
     """The Python of each system, and results to be filled."""
     pythons = dict(entry.split("=", 1) for entry in options.python)
     programs = {
@@ -229,7 +228,7 @@ def prepare(options: argparse.Namespace) -> tuple[dict[str, str], Results]:
     return programs, Results(cells, missing, [])
 
 
-def rounds(programs: dict[str, str], results: Results, options: argparse.Namespace) -> None:
+def rounds(programs, results, options):
     for number, cell in itertools.product(range(options.rounds), results.cells):
         patience = 1 if (cell.limit_s or 0.0) > options.within else 2
         if not cell.found and len(cell.why_not) == patience:
@@ -244,7 +243,7 @@ def rounds(programs: dict[str, str], results: Results, options: argparse.Namespa
             print(f"    {error}; see {options.log}", file=sys.stderr)
 
 
-def show(options: argparse.Namespace, results: Results) -> None:
+def show(options, results):
     heads = ("median pause", "longest", "limit", "a step", "in vain", "went on")
     if options.output == "markdown":
         print(f"| fault | system | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
@@ -264,7 +263,7 @@ def show(options: argparse.Namespace, results: Results) -> None:
     print(f"load of the machine before a start: median {statistics.median(loads):.1f}, most {loads[-1]:.1f}")
 
 
-def texts(cell: Cell) -> tuple[str, ...]:
+def texts(cell):
     went_on = f"{len(cell.found)} of {len(cell.found) + len(cell.why_not)}"
     limit = f"{cell.limit_s:g} s" if cell.limit_s else ""
     if not cell.found:

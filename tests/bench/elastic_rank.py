@@ -9,8 +9,6 @@ Each rank writes a line for each step that counts into a file of its own in FOLD
 time in nanoseconds, the number of the step, how many ranks take part, and how many steps it has tried in all.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -30,25 +28,25 @@ Tell = Callable[[int, int], None]
 class Diary:
     """The lines of this rank. A line is written at once, so that it stays when the rank is killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._file = (folder / f"steps-{os.getpid()}").open("w", buffering=1)
         self.tried = 0
 
-    def tell(self, step: int, ranks: int) -> None:
+    def tell(self, step, ranks):
         self._file.write(f"{time.monotonic_ns()} {step} {ranks} {self.tried}\n")
 
 
-def make_model(megabytes: int) -> nn.Sequential:
+def make_model(megabytes):
     """Layers of 4 MB each."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(megabytes // 4)))
 
 
-def backward(model: nn.Module, inputs: torch.Tensor) -> None:
+def backward(model, inputs):
     functional.mse_loss(model(inputs), inputs).backward()
 
 
-def bagua(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
+def bagua(diary, folder, megabytes, _):
     import bagua.torch_api as bagua
 
     bagua.init_process_group()
@@ -72,14 +70,14 @@ class Progress:
 
     step = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return {"step": self.step}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state):
         self.step = state["step"]
 
 
-def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
+def torchrun(diary, folder, megabytes, every):
     """As its documentation says: rank 0 saves a checkpoint from time to time, and all begin with the last one."""
     import torch.distributed as dist
 
@@ -105,7 +103,7 @@ def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
             (folder / "new.pt").replace(checkpoint)
 
 
-def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
+def torchft(diary, folder, megabytes, _):
     """As in its train_ddp.py: each rank is a replica group of its own. With its plain wrapper: the hook of the other
     one (0.2.0) ends a rank with an AssertionError where a neighbour is lost while it runs."""
     from torch.distributed import TCPStore
@@ -115,7 +113,7 @@ def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
     model = make_model(megabytes)
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def load(state: dict[str, dict[str, object]]) -> None:
+    def load(state):
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
@@ -148,7 +146,7 @@ def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
 SYSTEMS = {"bagua": bagua, "torchrun": torchrun, "torchft": torchft}
 
 
-def main() -> None:
+def main():
     system, folder, megabytes, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     heap = torch.ones(int((*sys.argv[5:], "0")[0]) * 250_000)

@@ -8,7 +8,6 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +38,7 @@ class Step:
     tried: int
 
 
-def read(folder: Path) -> dict[int, list[Step]]:
+def read(folder):
     """The diaries: pid -> its steps."""
     found = {}
     for path in folder.glob("steps-*"):
@@ -50,7 +49,7 @@ def read(folder: Path) -> dict[int, list[Step]]:
     return found
 
 
-def pause(diaries: Sequence[Sequence[Step]], began: float, ended: float) -> float:
+def pause(diaries, began, ended):
     """Seconds of these ranks, between two monotonic times, beyond a step of theirs before."""
     usual, longest = [], 0.0
     for diary in diaries:
@@ -68,17 +67,17 @@ class Rig:
     ``end`` ends all of it.
     """
 
-    def __init__(self, state: Path, slots: int, diaries: Path, arguments: Sequence[str]) -> None:
-        self.nodes: dict[str, ServiceProcess] = {}
+    def __init__(self, state, slots, diaries, arguments):
+        self.nodes = {}
         self._state, self._slots = state, slots
         self._diaries, self._arguments = diaries, arguments
-        self._all: list[ServiceProcess] = []
+        self._all = []
         self._nodes_wanted = 0
         self._job = ""
         self._address = "127.0.0.1:0"
         self.start_coordinator()
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self):
         """At the address that it has had, if there was one before."""
         database = f"sqlite:///{self._state / 'bagua.db'}"
         place = ["--listen", self._address, "--state-dir", str(self._state), "--database-url", database]
@@ -86,12 +85,12 @@ class Rig:
         self.coordinator = self._launch(label, "bagua.daemon.coordinator", [*place, "--fence-after", "10"])
         self._address = self.coordinator.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
 
-    def _launch(self, label: str, module: str, arguments: list[str]) -> ServiceProcess:
+    def _launch(self, label, module, arguments):
         service = ServiceProcess(label, module, arguments, self._state / f"{label}.log")
         self._all.append(service)
         return service
 
-    def start_nodes(self, wanted: int) -> None:
+    def start_nodes(self, wanted):
         self._nodes_wanted = wanted
         while len(self.nodes) < wanted:
             name = f"node-{len(self._all)}"
@@ -101,7 +100,7 @@ class Rig:
             service.wait_ready(time.monotonic() + START_DEADLINE_S)
             self.nodes[name] = service
 
-    def start_job(self, *, most: int = 0, respawn: int = 1000) -> None:
+    def start_job(self, *, most=0, respawn=1000):
         """On all nodes. ``most``: it grows onto so many, when there are more. ``respawn``: replaces so many ranks."""
         spec = common_pb2.JobSpec(
             name="pauses",
@@ -122,10 +121,10 @@ class Rig:
         with self._client() as client:
             self._job = client.submit(spec).job_id
 
-    def _client(self) -> Client:
+    def _client(self):
         return Client(self._address, token=read_token(self._state / "token"))
 
-    def ranks(self) -> dict[int, str]:
+    def ranks(self):
         """Members that train: their pids, and the nodes that they are on."""
         with self._client() as client:
             job = client.get(self._job)
@@ -133,11 +132,11 @@ class Rig:
         known = {rank.pid: rank.node_id for rank in job.ranks if rank.node_id in self.nodes}
         return {pid: node for pid, node in known.items() if found.get(pid) and Path(f"/proc/{pid}").exists()}
 
-    def await_whole(self) -> None:
+    def await_whole(self):
         """Until all ranks that are wanted have trained together for some steps."""
         wanted = self._nodes_wanted * self._slots
 
-        def whole() -> bool:
+        def whole():
             found = read(self._diaries)
             pids = self.ranks()
             together = [sum(step.ranks == wanted for step in found[pid][-STEPS:]) for pid in pids]
@@ -145,10 +144,10 @@ class Rig:
 
         until(whole, f"{wanted} ranks train together", lambda: str(self.ranks()))
 
-    def pause_of(self, left: Sequence[int], began: float) -> float:
+    def pause_of(self, left, began):
         """Of these ranks, once they have made some more steps."""
 
-        def go_on() -> bool:
+        def go_on():
             found = read(self._diaries)
             return all(sum(step.at > began for step in found[pid]) >= STEPS for pid in left)
 
@@ -156,7 +155,7 @@ class Rig:
         found = read(self._diaries)
         return pause([found[pid] for pid in left], began, time.monotonic())
 
-    def turn(self, pids: Sequence[int], event: Callable[[], None], seconds: float) -> float:
+    def turn(self, pids, event, seconds):
         """Their pause in so many seconds, which begin with the event."""
         began = time.monotonic()
         event()
@@ -164,7 +163,7 @@ class Rig:
         found = read(self._diaries)
         return pause([found[pid] for pid in pids], began, time.monotonic())
 
-    def join_of(self, left: Sequence[int], began: float) -> float:
+    def join_of(self, left, began):
         """Their pause, when all ranks are there again: around the first step with more ranks than before it."""
         self.await_whole()
         found = read(self._diaries)
@@ -177,7 +176,7 @@ class Rig:
         first, last = min(earlier for earlier, _ in grown), max(later for _, later in grown)
         return pause([found[pid] for pid in left], first, last)
 
-    def end(self) -> None:
+    def end(self):
         with contextlib.suppress(Exception), self._client() as client:
             client.cancel(self._job, reason="measured")
         for service in self._all:
@@ -189,7 +188,7 @@ class Rig:
             service.wait(deadline)
 
 
-def until(condition: Callable[[], bool], what: str, state: Callable[[], str]) -> None:
+def until(condition, what, state):
     deadline = time.monotonic() + WITHIN_S
     while not condition():
         if time.monotonic() > deadline:

@@ -6,7 +6,6 @@ replica group, which is one process with its manager in it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -16,10 +15,9 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
@@ -78,12 +76,12 @@ class Shape:
     room: int
 
     @staticmethod
-    def of(fault: str, options: argparse.Namespace) -> Shape:
+    def of(fault, options):
         hosts, ranks = (1, options.ranks) if fault in ON_ONE_HOST else (options.hosts, 1)
         return Shape(hosts, ranks, hosts + (fault == "join"))
 
     @property
-    def members(self) -> int:
+    def members(self):
         return self.hosts * self.ranks
 
 
@@ -102,33 +100,33 @@ class System(ABC):
     kind = ""
     stop_signal = signal.SIGTERM
 
-    def __init__(self, name: str, python: str, shape: Shape, arguments: Sequence[str], log: IO[bytes]) -> None:
+    def __init__(self, name, python, shape, arguments, log):
         """``arguments``: of elastic_rank.py, the folder of its diaries first."""
         self.settings, self.python, self.shape, self.log = SETTINGS[name], python, shape, log
         self.folder = Path(arguments[0])
         self.program = [str(RANK_MAIN), self.kind, *arguments]
         self.arguments = arguments
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._stopped: list[int] = []
+        self.processes = []
+        self._stopped = []
 
     @abstractmethod
-    def begin(self) -> None:
+    def begin(self):
         """Starts it, without waiting for its ranks."""
 
     @abstractmethod
-    def host(self, number: int) -> list[int]:
+    def host(self, number):
         """The processes of this host, its ranks last."""
 
     @abstractmethod
-    def add_host(self) -> None: ...
+    def add_host(self): ...
 
     @abstractmethod
-    def kill_daemon(self) -> None: ...
+    def kill_daemon(self): ...
 
-    def strike(self, fault: str) -> Struck:
+    def strike(self, fault):
         """Does it. Not to the first host or rank: where torchrun has its store, its loss ends the job."""
         ranks, began = set(read(self.folder)), time.monotonic()
-        victims: set[int] = set()
+        victims = set()
         if fault == "rank":
             victims = {sorted(ranks)[1]}
             os.kill(*victims, signal.SIGKILL)
@@ -143,23 +141,23 @@ class System(ABC):
             self.add_host()
         return Struck(began, frozenset(victims), self.shape.members - len(victims) + (fault == "join"))
 
-    def strike_host(self, pids: Sequence[int], fault: str) -> None:
+    def strike_host(self, pids, fault):
         if fault == "silent":
             self._stopped += pids
         for pid in pids:
             os.kill(pid, signal.SIGKILL if fault == "host" else signal.SIGSTOP)
 
-    def spawn(self, *command: str, **more: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *command, **more):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
         env |= {**self.settings.env, **more}
         process = subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
         self.processes.append(process)
         return process
 
-    def has_ended(self) -> bool:
+    def has_ended(self):
         return all(process.poll() is not None for process in self.processes)
 
-    def end(self) -> None:
+    def end(self):
         """Ends all of it, ranks without a parent, too."""
         for pid in self._stopped:
             with contextlib.suppress(ProcessLookupError):
@@ -182,32 +180,32 @@ class System(ABC):
 class Bagua(System):
     kind = "bagua"
 
-    def begin(self) -> None:
+    def begin(self):
         self._state = tempfile.TemporaryDirectory(prefix="bagua-peers-")
         self._rig = Rig(Path(self._state.name), self.shape.ranks, self.folder, self.arguments[1:])
         self._rig.start_nodes(self.shape.hosts)
         self._rig.start_job(most=self.shape.room, respawn=0)
 
-    def host(self, number: int) -> list[int]:
+    def host(self, number):
         name, service = list(self._rig.nodes.items())[number]
         ranks = [pid for pid, node in self._rig.ranks().items() if node == name]
         return [service.process.pid, daemon_pid(service.process.pid), *ranks]
 
-    def strike_host(self, pids: Sequence[int], fault: str) -> None:
+    def strike_host(self, pids, fault):
         """Its keeper takes all with it."""
         super().strike_host(pids[:1] if fault == "host" else pids, fault)
 
-    def kill_daemon(self) -> None:
+    def kill_daemon(self):
         """The daemon proper: its keeper starts it again."""
         os.kill(daemon_pid(next(iter(self._rig.nodes.values())).process.pid), signal.SIGKILL)
 
-    def add_host(self) -> None:
+    def add_host(self):
         self._rig.start_nodes(self.shape.room)
 
-    def has_ended(self) -> bool:
+    def has_ended(self):
         return False
 
-    def end(self) -> None:
+    def end(self):
         super().end()
         if hasattr(self, "_rig"):
             self._rig.end()
@@ -219,12 +217,12 @@ class Bagua(System):
 class Torchrun(System):
     kind = "torchrun"
 
-    def begin(self) -> None:
+    def begin(self):
         self._endpoint = f"127.0.0.1:{free_port()}"
         for _ in range(self.shape.hosts):
             self._start_agent()
 
-    def _start_agent(self) -> None:
+    def _start_agent(self):
         first = not self.processes
         place = ["--standalone", "--nproc-per-node", str(self.shape.ranks)]
         if self.shape.room > 1:
@@ -235,18 +233,18 @@ class Torchrun(System):
             place += ["--rdzv-conf", conf]
         self.spawn(self.python, "-m", "torch.distributed.run", *place, "--max-restarts", "3", *self.program)
 
-    def host(self, number: int) -> list[int]:
+    def host(self, number):
         agent = self.processes[number].pid
         return [agent, *(pid for pid in read(self.folder) if parent(pid) == agent)]
 
-    def kill_daemon(self) -> None:
+    def kill_daemon(self):
         """Its agent: the parent of the ranks."""
         self.processes[0].kill()
 
-    def has_ended(self) -> bool:
+    def has_ended(self):
         return super().has_ended() and not any(parent(pid) for pid in read(self.folder))
 
-    def add_host(self) -> None:
+    def add_host(self):
         self._start_agent()
 
 
@@ -254,37 +252,37 @@ class Torchft(System):
     kind = "torchft"
     stop_signal = signal.SIGKILL
 
-    def begin(self) -> None:
+    def begin(self):
         self._address = f"127.0.0.1:{free_port()}"
         self._start_lighthouse()
         for _ in range(self.shape.members):
             self.add_host()
 
-    def _start_lighthouse(self) -> None:
+    def _start_lighthouse(self):
         program = str(Path(self.python).with_name("torchft_lighthouse"))
         self._lighthouse = self.spawn(program, "--bind", self._address, "--min_replicas", "1", *self.settings.options)
 
-    def _groups(self) -> list[subprocess.Popen[bytes]]:
-        return [process for process in self.processes if process.args[0] == self.python]  # type: ignore[index]
+    def _groups(self):
+        return [process for process in self.processes if process.args[0] == self.python]
 
-    def host(self, number: int) -> list[int]:
+    def host(self, number):
         return [self._groups()[number].pid]
 
-    def kill_daemon(self) -> None:
+    def kill_daemon(self):
         """The lighthouse. Nobody starts it again, so this does: at once, as a supervisor of its host would."""
         self._lighthouse.kill()
         self._lighthouse.wait()
         self._start_lighthouse()
 
-    def add_host(self) -> None:
+    def add_host(self):
         lighthouse, rank = f"http://{self._address}", str(len(self._groups()))
         self.spawn(self.python, *self.program, RANK=rank, TORCHFT_LIGHTHOUSE=lighthouse, LOGLEVEL="ERROR")
 
-    def has_ended(self) -> bool:
+    def has_ended(self):
         return all(process.poll() is not None for process in self._groups())
 
 
-def parent(pid: int) -> int:
+def parent(pid):
     """Of this process; 0: it has ended."""
     try:
         state, number = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
@@ -293,18 +291,18 @@ def parent(pid: int) -> int:
     return 0 if state == "Z" else int(number)
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+        port = probe.getsockname()[1]
         return port
 
 
-KINDS: dict[str, type[System]] = {made.kind: made for made in (Bagua, Torchrun, Torchft)}
+KINDS = {made.kind: made for made in (Bagua, Torchrun, Torchft)}
 
 
 @contextlib.contextmanager
-def started(name: str, python: str, shape: Shape, arguments: Sequence[str], log: Path) -> Iterator[System]:
+def started(name, python, shape, arguments, log):
     """The system at work. Leaving the context ends all of it. Raises Unmeasured."""
     with log.open("ab") as out:
         system = KINDS[name.partition("-")[0]](name, python, shape, arguments, out)

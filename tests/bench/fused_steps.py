@@ -9,14 +9,10 @@ Gradients lie in two flat buffers in turn, as in Bagua's buckets, or come anew i
 machine; a ratio is the median over steps of a turn's own ratio. One thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -31,11 +27,11 @@ PLACES = ("buckets", "fresh")
 class Own(torch.optim.Optimizer):
     """An optimizer as users write them: signs of a momentum (Lion, Chen et al. 2023)."""
 
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99)):
         super().__init__(params, {"lr": lr, "betas": betas})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             first, second = group["betas"]
             for parameter in group["params"]:
@@ -53,7 +49,7 @@ class LoopedQAdam(QAdamOptimizer):
     """QAdam's formula, one parameter after the other: the plain loop."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             group["step_id"] += 1
             for parameter in group["params"]:
@@ -61,7 +57,7 @@ class LoopedQAdam(QAdamOptimizer):
                 self._move(group, [parameter])
 
 
-def kinds() -> dict[str, dict[str, Callable[[Any], Any]]]:
+def kinds():
     """The loop, what torch or we have beside it, and the fused one, by optimizer."""
     optim = torch.optim
     return {
@@ -87,7 +83,7 @@ def kinds() -> dict[str, dict[str, Callable[[Any], Any]]]:
 class Trained:
     """One optimizer with parameters, and gradients where they are to lie."""
 
-    def __init__(self, make: Callable[[Any], Any], tensors: int, elements: int, place: str) -> None:
+    def __init__(self, make, tensors, elements, place):
         generator = torch.Generator().manual_seed(0)
         self._parameters = [torch.nn.Parameter(torch.randn(elements, generator=generator)) for _ in range(tensors)]
         self._sides = [torch.zeros(tensors, elements) for _ in range(2 if place == "buckets" else 0)]
@@ -95,7 +91,7 @@ class Trained:
         self.optimizer = make(self._parameters)
         self._make_step = getattr(self.optimizer, "fuse_step", self.optimizer.step)
 
-    def step(self) -> float:
+    def step(self):
         """Seconds of one step."""
         self._step += 1
         flat = self._sides[self._step % 2].normal_() if self._sides else None
@@ -106,14 +102,14 @@ class Trained:
         return time.perf_counter() - begin
 
 
-def measure(tensors: int, elements: int, steps: int) -> list[dict[str, Any]]:
+def measure(tensors, elements, steps):
     """One row for each optimizer and place of gradients: how many times as fast as the others the fused one is."""
     rows = []
     for place in PLACES:
         for name, makers in kinds().items():
             trained = {label: Trained(make, tensors, elements, place) for label, make in makers.items()}
             seconds = [{label: one.step() for label, one in trained.items()} for _ in range(WARM_UP + steps)][WARM_UP:]
-            row: dict[str, Any] = {"optimizer": name, "gradients": place}
+            row = {"optimizer": name, "gradients": place}
             for label in ("loop", "foreach"):
                 ratios = [turn[label] / turn["fused"] for turn in seconds] if label in trained else []
                 row[f"times as fast as {label}"] = round(statistics.median(ratios), 2) if ratios else None
@@ -122,7 +118,7 @@ def measure(tensors: int, elements: int, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--tensors", type=int, default=1000)
     options.add_argument("--elements", type=int, default=1000)

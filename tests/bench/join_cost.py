@@ -8,8 +8,6 @@ each forward and each backward pass, that they have batches.
 Both take turns of 20 steps in the same processes. Printed for each width of three layers: medians in milliseconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import statistics
@@ -23,13 +21,13 @@ import bagua.torch_api as bagua
 TURN = 20
 
 
-def measure(width: int, turns: int) -> tuple[float, float]:
+def measure(width, turns):
     """(ms outside, ms inside) of a step."""
-    model: nn.Module = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 8))
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 8))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    model = model.with_bagua([optimizer])  # type: ignore[operator]
+    model = model.with_bagua([optimizer])
     inputs = torch.randn(16, width)
-    found: dict[bool, list[float]] = {False: [], True: []}
+    found = {False: [], True: []}
     for turn in range(2 * turns + 2):
         inside = turn % 2 == 1
         bagua.barrier()
@@ -41,11 +39,11 @@ def measure(width: int, turns: int) -> tuple[float, float]:
                 optimizer.step()
             if turn >= 2:
                 found[inside].append((time.perf_counter() - begun) / TURN * 1000)
-    model.bagua_ddp.close()  # type: ignore[union-attr, operator]
+    model.bagua_ddp.close()
     return statistics.median(found[False]), statistics.median(found[True])
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", default="16,256,1024")
     parser.add_argument("--turns", type=int, default=15)

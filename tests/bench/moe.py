@@ -15,16 +15,12 @@ how many times as fast bagua is (of the ratios within a round), and microseconds
 system, of all ranks and of bagua's daemon), which other programs on the machine change least.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +35,7 @@ FACTOR = 1.25
 MOST_PASSES = 1000
 
 
-def measure(config: dict[str, Any]) -> dict[str, Any]:
+def measure(config):
     """The rows, of a rank."""
     options = argparse.Namespace(**config)
     harness.start_gloo()
@@ -47,18 +43,18 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
 
     class Swap(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, rows: torch.Tensor, gives: list[int], takes: list[int]) -> torch.Tensor:
+        def forward(context, rows, gives, takes):
             context.counts = gives, takes
             found = rows.new_empty(sum(takes), rows.shape[1])
             dist.all_to_all_single(found, rows.contiguous(), takes, gives)
             return found
 
         @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> Any:
+        def backward(context, gradient):
             gives, takes = context.counts
             return Swap.apply(gradient, takes, gives), None, None
 
-    def over_gloo(gate: nn.Module, expert: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def over_gloo(gate, expert, tokens):
         choice = gate(tokens)
         taken = torch.empty_like(choice.counts)
         dist.all_to_all_single(taken, choice.counts)
@@ -67,12 +63,12 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         back = Swap.apply(expert(rows), takes, gives) * choice.weights.unsqueeze(1)
         return torch.zeros_like(tokens).index_add(0, choice.tokens, back), choice.loss
 
-    def alone(gate: nn.Module, expert: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def alone(gate, expert, tokens):
         choice = gate(tokens)
         back = expert(tokens.index_select(0, choice.tokens)) * choice.weights.unsqueeze(1)
         return torch.zeros_like(tokens).index_add(0, choice.tokens, back), choice.loss
 
-    def dense(gate: nn.Module, expert: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def dense(gate, expert, tokens):
         gates = F.softmax(F.linear(tokens, gate.wg.weight), dim=1)
         mask = F.one_hot(gates.argmax(1), n)
         loss = (gates.mean(0) * mask.float().mean(0)).sum() * n
@@ -86,9 +82,9 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         back = Swap.apply(expert(rows), [capacity] * n, [capacity] * n).view(n, capacity, -1)
         return torch.einsum("sec,ecm->sm", weights, back), loss
 
-    def case(width: int, tokens: int, kind: str) -> dict[str, Callable[[int], None]]:
+    def case(width, tokens, kind):
         torch.manual_seed(bagua.get_rank())
-        experts: dict[str, Callable[[], nn.Module]] = {
+        experts = {
             "none": nn.Identity,
             "linear": lambda: nn.Linear(width, width),
             "ffn": lambda: nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)),
@@ -98,8 +94,8 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         inputs = torch.randn(tokens, width, requires_grad=True)
         weights = torch.randn(tokens, width)
 
-        def passes(forward: Callable[[torch.Tensor], Any]) -> Callable[[int], None]:
-            def several(number: int) -> None:
+        def passes(forward):
+            def several(number):
                 for _ in range(number):
                     layer.zero_grad()
                     inputs.grad = None
@@ -115,7 +111,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
             "dense": passes(lambda rows: dense(gate, expert, rows)),
         }
 
-    def turn(several: Callable[[int], None], number: int) -> tuple[float, float]:
+    def turn(several, number):
         """Seconds of the slowest rank, and processor seconds of all together."""
         bagua.barrier()
         spent = processor_s()
@@ -126,12 +122,12 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         bagua.allgather(both, every)
         return every[:, 0].max().item(), every[:, 1].sum().item()
 
-    def processor_s() -> float:
+    def processor_s():
         """Of this rank, and on the first rank of a host also of its daemon."""
         daemon = time.clock_gettime((~os.getppid() << 3) | 2) if bagua.get_local_rank() == 0 else 0.0
         return time.process_time() + daemon
 
-    def measured(kind: str, tokens: int) -> dict[str, Any]:
+    def measured(kind, tokens):
         systems = {name: one for name, one in case(options.width, tokens, kind).items() if name in options.systems}
         for one in systems.values():
             turn(one, 2)
@@ -140,7 +136,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         }
         orders = [list(systems.items()), list(systems.items())[::-1]]
         rounds = [{name: turn(one, number[name]) for name, one in orders[i % 2]} for i in range(options.rounds)]
-        row: dict[str, Any] = {"expert": kind, "tokens": tokens, "width": options.width}
+        row = {"expert": kind, "tokens": tokens, "width": options.width}
         for name in systems:
             each = tokens * n * number[name]
             rates = [each / one[name][0] / 1e3 for one in rounds]
@@ -156,7 +152,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=4)

@@ -3,8 +3,6 @@
 ``peer_rank.py PEER RESULT SIZES``
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -23,49 +21,49 @@ System = tuple[int, Callable[[int], Reduce], Callable[[], Any], Callable[[], Any
 """Rank, a function that makes the all-reduce of so many elements, a barrier, an end."""
 
 
-def environment() -> tuple[int, int]:
+def environment():
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def bagua() -> System:
+def bagua():
     import bagua.torch_api as bagua
 
     bagua.init_process_group()
 
-    def make(count: int) -> Reduce:
+    def make(count):
         tensor = bagua.empty(count)
         return lambda: bagua.allreduce_inplace(tensor)
 
     return bagua.get_rank(), make, bagua.barrier, bagua.destroy_process_group
 
 
-def gloo() -> System:
+def gloo():
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
 
-    def make(count: int) -> Reduce:
+    def make(count):
         tensor = torch.zeros(count)
         return lambda: dist.all_reduce(tensor)
 
     return dist.get_rank(), make, dist.barrier, dist.destroy_process_group
 
 
-def openmpi() -> System:
+def openmpi():
     import numpy as np
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
 
-    def make(count: int) -> Reduce:
+    def make(count):
         tensor = np.zeros(count, np.float32)
         return lambda: world.Allreduce(MPI.IN_PLACE, tensor)
 
     return world.Get_rank(), make, world.Barrier, lambda: None
 
 
-def torchft() -> System:
+def torchft():
     import torch
     from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
@@ -79,7 +77,7 @@ def torchft() -> System:
     options = AllreduceOptions()
     options.reduceOp = ReduceOp.SUM
 
-    def make(count: int) -> Reduce:
+    def make(count):
         tensor = torch.zeros(count)
         return lambda: group.allreduce([tensor], options).wait()
 
@@ -87,13 +85,13 @@ def torchft() -> System:
     return rank, make, barrier, lambda: store  # the store lives as long as the function
 
 
-def horovod() -> System:
+def horovod():
     import horovod.torch as hvd
     import torch
 
     hvd.init()
 
-    def make(count: int) -> Reduce:
+    def make(count):
         tensor = torch.zeros(count)
         return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=f"t{count}")
 
@@ -103,7 +101,7 @@ def horovod() -> System:
 SYSTEMS = {"bagua": bagua, "gloo": gloo, "openmpi": openmpi, "torchft": torchft, "horovod": horovod}
 
 
-def median_ms(reduce: Reduce, barrier: Callable[[], Any], nbytes: int) -> float:
+def median_ms(reduce, barrier, nbytes):
     """Median of single operations, each after a barrier. All ranks do equally many, so the size says how many."""
     times = []
     for number in range(WARM_UP + max(FEWEST, min(MOST, BYTES_PER_SIZE // nbytes))):
@@ -115,7 +113,7 @@ def median_ms(reduce: Reduce, barrier: Callable[[], Any], nbytes: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def main() -> None:
+def main():
     peer, result, sizes = sys.argv[1], Path(sys.argv[2]), [int(text) for text in sys.argv[3].split(",")]
     rank, make, barrier, end = SYSTEMS[peer]()
     found = {nbytes: median_ms(make(nbytes // 4), barrier, nbytes) for nbytes in sizes}

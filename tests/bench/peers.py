@@ -8,8 +8,6 @@ rounds of the medians of a start. A peer is any Python that has it: ``--python h
 peer; without it this Python is asked. What can't be imported is left out, and the table says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from bagua.bench.units import parse_sizes
@@ -29,14 +26,14 @@ PEERS = {"bagua": "bagua", "gloo": "torch", "openmpi": "mpi4py", "torchft": "tor
 START_DEADLINE_S = 300.0
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+        port = probe.getsockname()[1]
         return port
 
 
-def available(peer: str, python: str) -> bool:
+def available(peer, python):
     """Whether this Python has the peer (and for MPI its launcher is there)."""
     if peer == "openmpi" and shutil.which("mpirun") is None:
         return False
@@ -44,7 +41,7 @@ def available(peer: str, python: str) -> bool:
     return probe.returncode == 0
 
 
-def commands(peer: str, python: str, ranks: int, arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
+def commands(peer, python, ranks, arguments):
     """The processes to start: one command per rank with its environment, or the peer's own launcher."""
     program = [python, "-P", str(RANK_MAIN), peer, *arguments]
     base = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -69,7 +66,7 @@ def commands(peer: str, python: str, ranks: int, arguments: Sequence[str]) -> li
     return made
 
 
-def measure(peer: str, python: str, ranks: int, sizes: Sequence[int], log: Path) -> dict[int, float] | None:
+def measure(peer, python, ranks, sizes, log):
     """Median milliseconds per size of one start; None if it failed (the log says why)."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
@@ -93,7 +90,7 @@ def measure(peer: str, python: str, ranks: int, sizes: Sequence[int], log: Path)
         return {int(key): value for key, value in json.loads(result.read_text()).items()}
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--sizes", default="64K,1M,16M,64M")
@@ -106,7 +103,7 @@ def main() -> int:
     pythons = dict(entry.split("=", 1) for entry in options.python)
     present = {peer: pythons.get(peer, sys.executable) for peer in PEERS}
     present = {peer: python for peer, python in present.items() if available(peer, python)}
-    found: dict[str, list[dict[int, float]]] = {peer: [] for peer in present}
+    found = {peer: [] for peer in present}
     for number in range(options.rounds):
         for peer, python in present.items():
             print(f"round {number + 1} of {options.rounds}: {peer}", file=sys.stderr, flush=True)
@@ -130,7 +127,7 @@ def main() -> int:
     return 0 if "bagua" in medians else 1
 
 
-def show(ranks: int, names: Sequence[str], sizes: Sequence[int], medians: dict[str, dict[int, float]]) -> None:
+def show(ranks, names, sizes, medians):
     """Milliseconds, and how many times as long as ours."""
     print(f"{f'ms, {ranks} ranks':<16}" + "".join(f"{name:>22}" for name in names))
     ours = medians.get("bagua", {})

@@ -9,20 +9,16 @@ Each case runs twice, with the ring in the order of measured bandwidths and in t
 all. The hosts are network namespaces behind one bridge, with one rank each.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE, Emulation, _command, namespace_name, start_time
 from bagua.bench.units import parse_sizes, size_text
 from bagua.cli.bench import tasks
-from bagua.tuning.network import Network, parse_network
+from bagua.tuning.network import parse_network
 
 HOSTS = 4
 CASES = ("0-1@40mbit", "0-1@200mbit", "0-2@40mbit", "none")
@@ -33,12 +29,12 @@ ORDERS = {"measured": "1", "hosts": "0"}
 class Bridged(Emulation):
     """Hosts behind a bridge in a namespace of its own. ``slow``: two hosts, and the rate between them."""
 
-    def __init__(self, network: Network, hosts: int, slow: tuple[int, int, float] | None) -> None:
+    def __init__(self, network, hosts, slow):
         super().__init__(network, hosts)
         self.slow = slow
         self.bridge = namespace_name(os.getpid(), start_time(os.getpid()) or 0, HOSTS)
 
-    def _join_by_relay(self, program: Path) -> None:
+    def _join_by_relay(self, program):
         """The bridge is in the place of the relay, which has one rate for all pairs."""
         _command("ip", "netns", "add", self.bridge)
         _command("ip", "-n", self.bridge, "link", "add", "bridge", "type", "bridge")
@@ -50,7 +46,7 @@ class Bridged(Emulation):
             _command("ip", "-n", self.bridge, "link", "set", port, "master", "bridge", "up")
             self._shape(host, name)
 
-    def _shape(self, host: int, name: str) -> None:
+    def _shape(self, host, name):
         """All that the host sends shares one rate; what goes to the other host of the slow pair has less of it."""
         on = ("-n", name)
         _command("tc", *on, "qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "10")
@@ -64,16 +60,16 @@ class Bridged(Emulation):
         match = ("u32", "match", "ip", "dst", f"{other}/32", "flowid", "1:20")
         _command("tc", *on, "filter", "add", "dev", DEVICE, "parent", "1:", "protocol", "ip", "prio", "1", *match)
 
-    def _class(self, name: str, parent: str, number: str, rate: float, most: float) -> None:
+    def _class(self, name, parent, number, rate, most):
         bits = ("rate", f"{rate:.0f}bit", "ceil", f"{most:.0f}bit", "quantum", "60000")
         _command("tc", "-n", name, "class", "add", "dev", DEVICE, "parent", parent, "classid", number, "htb", *bits)
 
-    def close(self) -> None:
+    def close(self):
         super().close()
         _command("ip", "netns", "delete", self.bridge, check=False)
 
 
-def parse_case(text: str) -> tuple[int, int, float] | None:
+def parse_case(text):
     """``0-1@40mbit``, or none."""
     if text == "none":
         return None
@@ -85,7 +81,7 @@ def parse_case(text: str) -> tuple[int, int, float] | None:
     return hosts[0], hosts[1], parse_network(rate).rate
 
 
-def measure(case: str, order: str, network: Network, sizes: list[int], seconds: float, rounds: int) -> dict[int, float]:
+def measure(case, order, network, sizes, seconds, rounds):
     """Seconds by size, medians of the slowest rank."""
     config = {
         "sizes": sizes,
@@ -103,7 +99,7 @@ def measure(case: str, order: str, network: Network, sizes: list[int], seconds: 
     return {row["bytes"]: row["s"] for row in tasks.measure(task, network, bridged)["rows"]}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments=None):
     """Prints a row for each case and size, seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="HOST-HOST@RATE")

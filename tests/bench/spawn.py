@@ -8,15 +8,12 @@ Each way must end the child when its parent dies, except for ``popen``, which is
 asserted: times depend on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 import bagua.csrc
 
@@ -24,14 +21,14 @@ COMMAND = ["/bin/sleep", "60"]
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heap-mib", type=int, default=2_000)
     parser.add_argument("--ranks", type=int, default=64)
     options = parser.parse_args()
     heap = [bytearray(os.urandom(4_096) * 256) for _ in range(options.heap_mib)]  # touched, so it is really there
     for name, start in ways().items():
-        pids: list[int] = []
+        pids = []
         began = time.perf_counter()
         worst = 0.0
         for _ in range(options.ranks):
@@ -45,19 +42,19 @@ def main() -> None:
         print(f"{name:8} {len(heap)} MiB: {took:.2f} s, the longest call {worst * 1e3:.0f} ms")
 
 
-def ways() -> dict[str, Callable[[], int]]:
+def ways():
     """How a child may be started; each returns its pid."""
     core = bagua.csrc.load()
     libc = ctypes.CDLL(None)
     parent = os.getpid()
     null = os.open(os.devnull, os.O_WRONLY)
 
-    def ask_for_death_signal() -> None:
+    def ask_for_death_signal():
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(127)
 
-    def popen(command: list[str], preexec: Callable[[], None] | None = None) -> int:
+    def popen(command, preexec=None):
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=null, stderr=null, start_new_session=True, preexec_fn=preexec
         ).pid

@@ -8,8 +8,6 @@ A world is ``init_process_group``, one all-reduce and ``destroy_process_group`` 
 and the library. The first world of the processes brings up a daemon, and further ones have it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,7 +19,6 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 RUN_DEADLINE_S = 600.0
 FURTHER = 3
@@ -30,7 +27,7 @@ WAYS = ("gloo", "bagua", "bagua.torch_api")
 """Backends of torch.distributed, and our own interface."""
 
 
-def run(script: Path, arguments: list[str], env: dict[str, str]) -> float:
+def run(script, arguments, env):
     """Seconds of one ``bagua run``."""
     command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", *arguments, str(script)]
     started = time.perf_counter()
@@ -38,7 +35,7 @@ def run(script: Path, arguments: list[str], env: dict[str, str]) -> float:
     return time.perf_counter() - started
 
 
-def begin_worlds(way: str, ranks: int) -> None:
+def begin_worlds(way, ranks):
     """In a process of its own: prints the seconds of each world, as rank 0 sees them."""
     import torch.multiprocessing as mp
 
@@ -52,7 +49,7 @@ def begin_worlds(way: str, ranks: int) -> None:
         mp.start_processes(_rank, args=(ranks, folder, way), nprocs=ranks, start_method="fork")
 
 
-def _rank(rank: int, ranks: int, folder: str, way: str) -> None:
+def _rank(rank, ranks, folder, way):
     import torch
     import torch.distributed as dist
 
@@ -76,7 +73,7 @@ def _rank(rank: int, ranks: int, folder: str, way: str) -> None:
         print(json.dumps(seconds), flush=True)
 
 
-def worlds(rounds: int, ranks: int, beside: str) -> list[dict[str, Any]]:
+def worlds(rounds, ranks, beside):
     """The versions and ways in turns."""
     pythons = {"": sys.executable, **({"other: ": beside} if beside else {})}
     found = defaultdict(list)
@@ -92,7 +89,7 @@ def worlds(rounds: int, ranks: int, beside: str) -> list[dict[str, Any]]:
     return [{"what": what, "s": round(statistics.median(values), 4)} for what, values in sorted(found.items())]
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--rounds", type=int, default=5)

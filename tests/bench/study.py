@@ -10,14 +10,11 @@
 hosts beside the model. The recordings lie in ``tradeoff/recorded.tar.xz`` and are unpacked to ``build/recorded``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
@@ -36,14 +33,14 @@ CASES = tuple(f"{model}@{network}" for model in MODELS[:2] for network in ("1gbi
 ROUNDS, WARM_UP, RECORDED_STEPS = 4, 2, 12
 
 
-def unpack() -> None:
+def unpack():
     """What was recorded for docs/study.md, in a folder."""
     if not RECORDED.exists():
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(RECORDED.parent, filter="data")
 
 
-def profiles_of(models: list[str], folder: Path, record: bool) -> dict[str, StepProfile]:
+def profiles_of(models, folder, record):
     """By model; ``record``: anew, into the folder."""
     found = {}
     for model in models:
@@ -52,7 +49,7 @@ def profiles_of(models: list[str], folder: Path, record: bool) -> dict[str, Step
     return found
 
 
-def compare(measured: dict[str, Any], profiles: dict[str, StepProfile]) -> list[dict[str, Any]]:
+def compare(measured, profiles):
     """A row for each measured step time with its prediction."""
     return [
         row
@@ -62,7 +59,7 @@ def compare(measured: dict[str, Any], profiles: dict[str, StepProfile]) -> list[
     ]
 
 
-def measure(cases: list[str], seconds: float, file: Path) -> None:
+def measure(cases, seconds, file):
     """Step times between two emulated hosts, into the file after each case."""
     times = {}
     for case in cases:
@@ -70,7 +67,7 @@ def measure(cases: list[str], seconds: float, file: Path) -> None:
         file.write_text(json.dumps(times))
 
 
-def parse() -> argparse.Namespace:
+def parse():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=Path("build/study"), help="folder for results and pictures")
     options.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL")
@@ -87,7 +84,7 @@ def parse() -> argparse.Namespace:
     return options.parse_args()
 
 
-def main() -> None:
+def main():
     given = parse()
     unpack()
     grid = grids.Grid(grids.RATES[:3], grids.DELAYS[:2], grids.HOSTS[:2]) if given.small else grids.Grid()

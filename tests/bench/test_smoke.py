@@ -1,6 +1,4 @@
-"""Every benchmark runs, tiny. Nothing is asserted about time."""
-
-from __future__ import annotations
+"""``bagua bench`` runs, tiny. Nothing is asserted about time."""
 
 import importlib.util
 import json
@@ -10,146 +8,120 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rig.clusters import kubelet, kubernetes
 
-from bagua.bench import emulation
+from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry
+from bagua.base.algorithm_choice import parse
+from bagua.bench import accuracy, emulation
 
-HERE = Path(__file__).parent
 DEADLINE_S = 120.0
 TINY = ["--seconds", "0", "--rounds", "1", "--quiet"]
 
 
-def command(*arguments: str) -> list[str]:
+def command(*arguments):
     return [sys.executable, "-P", "-m", "bagua.cli.main", "bench", *arguments]
 
 
-def bench(*arguments: str) -> dict[str, Any]:
+def bench(*arguments, plot=None):
     """The report of ``bagua bench ARGUMENTS``."""
-    done = subprocess.run(
-        command(*arguments, *TINY, "--output", "json"), capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    draws = plot and importlib.util.find_spec("matplotlib")
+    words = command(*arguments, *TINY, "--output", "json", *(["--plot", str(plot)] if draws else []))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["rows"]
-    assert {"benchmark", "command", "machine", "settings", "rows"} == set(report)
-    return report
+    report = json.loads(done.stdout)
+    assert report["rows"] and {"benchmark", "command", "machine", "settings", "rows"} == set(report)
+    assert not draws or plot.read_bytes().startswith(b"\x89PNG")
+    return report["rows"]
 
 
-def picture(path: Path) -> list[str]:
-    """Options that draw, where that is possible."""
-    return ["--plot", str(path)] if importlib.util.find_spec("matplotlib") else []
-
-
-def check_picture(path: Path) -> None:
-    if importlib.util.find_spec("matplotlib"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_allreduce(tmp_path: Path) -> None:
-    plot, save = tmp_path / "a.png", tmp_path / "a.json"
-    found = bench(
-        "allreduce",
-        "--sizes",
-        "4K,64K",
-        "--nproc-per-node",
-        "2",
-        "--memory",
-        "bucket,ordinary",
-        "--save",
-        str(save),
-        *picture(plot),
-    )
-    assert {row["system"] for row in found["rows"]} == {"bagua", "bagua ordinary", "gloo"}
-    assert {row["bytes"] for row in found["rows"]} == {4096, 65536}
-    assert all(row["ms"] > 0 and row["floor_ms"] > 0 for row in found["rows"])
-    assert all((row["times_peer"] is None) == (row["system"] == "gloo") for row in found["rows"])
-    assert json.loads(save.read_text())["rows"] == found["rows"]
-    check_picture(plot)
+def test_allreduce(tmp_path):
+    save = tmp_path / "a.json"
+    shape = ("--sizes", "4K,64K", "--nproc-per-node", "2", "--memory", "bucket,ordinary", "--save", str(save))
+    rows = bench("allreduce", *shape, plot=tmp_path / "a.png")
+    assert {row["system"] for row in rows} == {"bagua", "bagua ordinary", "gloo"}
+    assert {row["bytes"] for row in rows} == {4096, 65536}
+    assert all(row["ms"] > 0 and row["floor_ms"] > 0 for row in rows)
+    assert all((row["times_peer"] is None) == (row["system"] == "gloo") for row in rows)
+    assert json.loads(save.read_text())["rows"] == rows
 
 
 @pytest.mark.full
-def test_c10d() -> None:
-    """A torch whose group "fake" has moved has no silent FSDP2: that is seen here."""
-    arguments = ["--only", "ddp,fsdp,operations", "--models", "transformer", "--batch", "1", "--length", "8"]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "c10d.py"), *arguments, *TINY, "--warm-up", "1", "--output", "json"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    steps, operations = rows[:2], rows[2:]
-    assert [set(row["seconds"]) for row in steps] == [{"alone", "silent", "bagua", "gloo"}] * 2
-    assert [set(row["seconds"]) for row in operations] == [{"bagua", "gloo", "bagua.torch_api"}] * 4
+def test_allreduce_with_a_codec_between_hosts():
+    shape = ("--sizes", "64K", "--nnodes", "2", "--nproc-per-node", "1")
+    rows = bench("allreduce", *shape, "--codec", "none,minmax8", "--peers", "none")
+    assert [row["system"] for row in rows] == ["bagua", "bagua minmax8"]
 
 
 @pytest.mark.full
-def test_allreduce_with_a_codec_between_hosts() -> None:
-    found = bench(
-        "allreduce",
-        "--sizes",
-        "64K",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--codec",
-        "none,minmax8",
-        "--peers",
-        "none",
-    )
-    assert [row["system"] for row in found["rows"]] == ["bagua", "bagua minmax8"]
-    assert all(row["floor_ms"] is None for row in found["rows"])
+def test_codec(tmp_path):
+    rows = bench("codec", "--sizes", "64K", plot=tmp_path / "c.png")
+    assert len(rows) == 8 and all(row["ratio"] > 1 and 0 < row["error"] < 1 and row["encode"] > 0 for row in rows)
 
 
 @pytest.mark.full
-def test_codec(tmp_path: Path) -> None:
-    found = bench("codec", "--sizes", "64K", *picture(tmp_path / "c.png"))
-    assert len(found["rows"]) == 8
-    assert all(row["ratio"] > 1 and 0 < row["error"] < 1 and row["encode"] > 0 for row in found["rows"])
-    check_picture(tmp_path / "c.png")
-
-
-@pytest.mark.full
-def test_train(tmp_path: Path) -> None:
-    found = bench(
-        *("train", "--models", "tiny", "--peers", "ddp", "--nnodes", "2", "--nproc-per-node", "1"),
-        *("--algorithms", "gradient_allreduce:onebit", "--malloc", "default"),
-        *picture(tmp_path / "t.png"),
-    )
-    rows = {row["system"]: row for row in found["rows"]}
+def test_train(tmp_path):
+    shape = ("--models", "tiny", "--peers", "ddp", "--nnodes", "2", "--nproc-per-node", "1", "--malloc", "default")
+    found = bench("train", *shape, "--algorithms", "gradient_allreduce:onebit", plot=tmp_path / "t.png")
+    rows = {row["system"]: row for row in found}
     assert list(rows) == ["no communication", "ddp", "bagua onebit"]
     assert all(row["parameters"] == 1000 and row["ms"] > 0 for row in rows.values())
     assert rows["ddp"]["sent_mb"] is None or rows["ddp"]["sent_mb"] > rows["bagua onebit"]["sent_mb"]
     assert rows["bagua onebit"]["sent_mb"] > 0
-    assert rows["bagua onebit"]["times_best_ddp"] <= rows["bagua onebit"]["times_ddp"]
-    check_picture(tmp_path / "t.png")
 
 
-@pytest.mark.full  # test_net_between_emulated_hosts measures networks
-def test_network(tmp_path: Path) -> None:
-    found = bench("network", "--size", "64K", *picture(tmp_path / "n.png"))
-    assert [(row["source"], row["target"]) for row in found["rows"]] == [("node-0", "node-1"), ("node-1", "node-0")]
-    assert all(row["gbits"] > 0 and row["latency_us"] > 0 for row in found["rows"])
-    check_picture(tmp_path / "n.png")
+@pytest.mark.full
+def test_network(tmp_path):
+    rows = bench("network", "--size", "64K", plot=tmp_path / "n.png")
+    assert [(row["source"], row["target"]) for row in rows] == [("node-0", "node-1"), ("node-1", "node-0")]
+    assert all(row["gbits"] > 0 and row["latency_us"] > 0 for row in rows)
 
 
-def test_net(tmp_path: Path) -> None:
-    plot = tmp_path / "n.png"
-    found = bench("net", "--sizes", "1K,200K", "--systems", "bagua,single,polling,multiple", *picture(plot))
-    rows = {(row["bytes"], row["system"]): row for row in found["rows"]}
+@pytest.mark.full  # the next but one has it between hosts
+def test_net(tmp_path):
+    found = bench("net", "--sizes", "1K,200K", "--systems", "bagua,single,polling,multiple", plot=tmp_path / "n.png")
+    rows = {(row["bytes"], row["system"]): row for row in found}
     names = ("bagua-net", "1 socket", "1 socket, polling", "4 sockets")
     assert list(rows) == [(size, name) for size in (1024, 204800) for name in names]
-    assert all(row["gbits"] > 0 and row["latency_us"] > 0 for row in rows.values())
-    assert all((row["times_single"] is None) == (row["system"] == "1 socket") for row in rows.values())
-    check_picture(plot)
 
 
-def needs_namespaces() -> None:
+@pytest.mark.full  # it trains two models
+def test_accuracy(tmp_path):
+    options = ["--only", "local_sgd", "--tasks", "digits", "--share", "0.04", "--seeds", "1", "--quiet"]
+    words = command("accuracy", *options, "--nproc-per-node", "1", "--output", "json")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["algorithm"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    assert set(rows) == {"gradient_allreduce", "local_sgd"} and 0 < rows["local_sgd"]["share"] < 0.9
+    assert rows["gradient_allreduce"]["difference"] == 0 and rows["gradient_allreduce"]["equal"]
+    assert all(0.05 < row["value"] <= 1 and row["curves"][0] for row in rows.values())
+
+
+def test_accuracy_has_every_algorithm():
+    made = [parse(setting.algorithm.format(tenth=36, quarter=90)) for setting in accuracy.SETTINGS]
+    assert all(isinstance(Algorithm.init(name, **arguments), Algorithm) for name, arguments in made)
+    names = {name for name, _ in made}
+    assert names == set(GlobalAlgorithmRegistry.available_algorithms()) - {"combine"}  # which makes the others
+
+
+def run_of(algorithm, value, task="digits", sent=100.0):
+    return {
+        **{"task": task, "algorithm": algorithm, "value": value, "bytes_per_step": sent, "ms_per_step": 1.0},
+        "settings": {"algorithm": algorithm, "optimizer": "one_bit_adam:floor=0.2", "rates": {"charlm": 1.5}},
+        "curve": [[1, 0.1, 100, 2.0], [11, 0.2, 100 + 5 * sent, 2.0]],
+    }
+
+
+def test_verdicts_on_accuracy():
+    runs = [run_of("gradient_allreduce", value) for value in (0.97, 0.99)]
+    runs += [run_of("a", 0.976), run_of("b", 0.974, sent=25.0), run_of("gradient_allreduce", 2.0, "charlm")]
+    runs += [run_of("a", 2.03, "charlm"), run_of("b", 2.05, "charlm", sent=0.0)]
+    rows = accuracy.rows_of(runs)
+    assert [row["verdict"] for row in rows] == ["yes", "yes", "NO", "yes", "yes", "NO"]
+    assert [row["share_text"] for row in rows] == ["1", "1", "1/4", "1", "1", "0"]
+
+
+def needs_namespaces():
     if os.geteuid() != 0:
         pytest.skip("emulated networks need root")
     for program in ("ip", "tc"):
@@ -164,7 +136,7 @@ def needs_namespaces() -> None:
     subprocess.run(["ip", "netns", "delete", probe], capture_output=True, timeout=20)
 
 
-def namespaces_of(pid: int) -> set[str]:
+def namespaces_of(pid):
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20).stdout
     return {line.split()[0] for line in listed.splitlines() if line.startswith(f"{emulation.PREFIX}{pid}-")}
 
@@ -172,69 +144,35 @@ def namespaces_of(pid: int) -> set[str]:
 @pytest.mark.root
 @pytest.mark.full
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_emulated_networks(hosts: int) -> None:
+def test_emulated_networks(hosts):
     """The rate is really there, and the namespaces go. The next test has a delay."""
     needs_namespaces()
     arguments = ["--sizes", "256K", "--nproc-per-node", "1", "--nnodes", str(hosts), "--emulate", "20mbit"]
-    process = subprocess.Popen(
-        command("allreduce", *arguments, *TINY, "--output", "json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = command("allreduce", *arguments, *TINY, "--output", "json")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     times = {(row["network"], row["system"]): row["ms"] for row in json.loads(output)["rows"]}
     # Lower bounds hold on the slowest machine: what is in the bucket passes at once, the rest at 20 Mbit/s.
-    assert times["20mbit", "bagua"] > 80
-    assert times["20mbit", "gloo"] > 80
+    assert times["20mbit", "bagua"] > 80 and times["20mbit", "gloo"] > 80
     assert not namespaces_of(process.pid)
 
 
 @pytest.mark.root
-@pytest.mark.full
-def test_a_slow_link() -> None:
-    """The pair that is limited really is. Nothing can be said about the measured order: this machine may be slower."""
+def test_net_between_emulated_hosts():
+    """Through the wire, not past it: no system is faster than its rate, or than its delay."""
     needs_namespaces()
-    arguments = ["--cases", "0-1@8mbit", "--sizes", "1M", "--rate", "100mbit", "--seconds", "0", "--rounds", "1"]
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "slow_link.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    output, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, errors
-    [row] = [line.strip("|").split("|") for line in output.splitlines() if line.startswith("| 0-1")]
-    measured, of_hosts = [float(cell.removesuffix(" s ")) for cell in row[2:]]
-    # In the order of the hosts each sends 1.5 MiB to the next one: 1.6 s at 8 Mbit/s.
-    assert of_hosts > 1.2 and measured > 0.0
-    assert not namespaces_of(process.pid)
-
-
-@pytest.mark.root
-def test_net_between_emulated_hosts() -> None:
-    """Through the wire, not past it: no system is faster than its rate."""
-    needs_namespaces()
-    found = bench("net", "--sizes", "1M", "--systems", "bagua,single", "--emulate", "100mbit", "--emulate", "none,10ms")
-    rows = {(row["network"], row["system"]): row for row in found["rows"]}
-    assert len(rows) == 4
-    for system in ("bagua-net", "1 socket"):
-        assert 0 < rows["100mbit", system]["wire_share"] < 1.3, "what fits into the shaper's bucket passes at once"
-        assert rows["none,10ms", system]["latency_us"] > 9900
+    for row in bench("net", "--sizes", "1M", "--systems", "bagua,single", "--emulate", "100mbit,10ms"):
+        assert 0 < row["wire_share"] < 1.3, "what fits into the shaper's bucket passes at once"
+        assert row["latency_us"] > 9900 and row["system"] in ("bagua-net", "1 socket")
 
 
 @pytest.mark.root
 @pytest.mark.full
-def test_ctrl_c_in_an_emulated_network_leaves_nothing() -> None:
+def test_ctrl_c_in_an_emulated_network_leaves_nothing():
     needs_namespaces()
-    process = subprocess.Popen(
-        command("allreduce", "--sizes", "64M", "--emulate", "10mbit"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
+    words = command("allreduce", "--sizes", "64M", "--emulate", "10mbit")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("running"):
             break
@@ -246,7 +184,7 @@ def test_ctrl_c_in_an_emulated_network_leaves_nothing() -> None:
 
 
 @pytest.mark.root
-def test_what_a_killed_benchmark_left_goes_with_the_next() -> None:
+def test_what_a_killed_benchmark_left_goes_with_the_next():
     needs_namespaces()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -254,71 +192,17 @@ def test_what_a_killed_benchmark_left_goes_with_the_next() -> None:
     subprocess.run(["ip", "netns", "add", name], check=True, timeout=20)
     with emulation.Emulation(emulation.Network()) as made:
         assert namespaces_of(os.getpid()) == set(made.names)
-    assert not namespaces_of(gone.pid)
-    assert not namespaces_of(os.getpid())
+    assert not namespaces_of(gone.pid) and not namespaces_of(os.getpid())
 
 
-def test_what_can_not_be_is_refused_before_anything_starts() -> None:
-    for arguments, words in (
-        (["allreduce", "--sizes", "many"], "not a size"),
-        (["allreduce", "--codec", "zip"], "choose from"),
-        (["allreduce", "--emulate", "fast"], "not a network"),
-        (["allreduce", "--emulate", "1gbit", "--nnodes", "17"], "2 to 16 hosts"),
-        (["allreduce", "--plot", "x.doc"], "--plot x.doc"),
-        (["train", "--models", "big"], "choose from"),
-        (["net", "--systems", "pigeons"], "choose from"),
-        (["net", "--streams", "1"], "--streams"),
-    ):
-        done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S)
-        assert done.returncode == 2, arguments
-        assert words in done.stderr
-
-
-@pytest.mark.full  # it starts what tests/e2e/test_run.py starts
-def test_startup() -> None:
-    program = [sys.executable, str(HERE / "startup.py"), "--rounds", "1", "--no-cold", "--output", "json"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(row["s"] > 0 for row in json.loads(done.stdout)["rows"])
-
-
-@pytest.mark.full
-def test_experts() -> None:
-    options = ["--nproc-per-node", "2", "--tokens", "8", "--width", "4", "--experts", "none,ffn", "--rounds", "1"]
-    options += ["--turn", "0", "--systems", "bagua,gloo,dense"]
-    command = [sys.executable, "-P", str(HERE / "moe.py"), *options, "--output", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert [row["expert"] for row in rows] == ["none", "ffn"] and all(row["bagua"] > 0 for row in rows)
-
-
-def control_plane(*options: str) -> dict[str, Any]:
-    """The document of a comparison."""
-    program = [sys.executable, str(HERE / "control_plane.py"), "--compare", "--times", "1", *options]
-    done = subprocess.run([*program, "--output", "json"], capture_output=True, text=True, timeout=4 * DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    plain, other = found["ways"].values()
-    names = [row["what"] for row in plain]
-    assert names == [row["what"] for row in other] == [one["what"] for one in found["compared"]]
-    assert all(one["times"] > 0 for one in found["compared"])
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_control_plane_with_all_that_protects_it(postgres_url: str) -> None:
-    """Beside the same without."""
-    small = ["--waiting", "20", "--trivial", "8", "--hosts", "8"]
-    found = control_plane("--rows", "queue", "wide", "start", *small, "--accounts", "--tls", "--postgres", postgres_url)
-    assert list(found["ways"]) == ["SQLite", "accounts, TLS, PostgreSQL"] and len(found["compared"]) > 9
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_control_plane_with_the_operator() -> None:
-    if reason := kubernetes.missing() or kubelet.missing():
-        pytest.skip(reason)
-    found = control_plane("--rows", "start", "--operator")
-    assert len(found["compared"]) == 2
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("allreduce --emulate 1gbit --nnodes 17", "2 to 16 hosts"),
+        ("allreduce --plot x.doc", "--plot x.doc"),
+        ("net --systems pigeons", "choose from"),
+    ],
+)
+def test_what_can_not_be_is_refused_before_anything_starts(arguments, words):
+    done = subprocess.run(command(*arguments.split()), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 2 and words in done.stderr

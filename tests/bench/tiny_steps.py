@@ -8,13 +8,9 @@ there is nothing to compute and little to send.
 ms: median over turns of 50 steps, of the slowest rank; systems take turns, so that all see the same machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,12 +25,12 @@ from bagua.examples._common import adam_for
 TURN = 50
 DDP = "ddp (gloo)"
 # QAdam and its kin are measured beyond their warm-up.
-ARGUMENTS: dict[str, dict[str, Any]] = {"async": {"sync_interval_ms": 50}}
+ARGUMENTS = {"async": {"sync_interval_ms": 50}}
 
 
-def trainer(name: str) -> Callable[[], float]:
+def trainer(name):
     """A turn: seconds of a step of the slowest rank."""
-    model: Any = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 18), nn.Tanh(), nn.Linear(18, 8))
+    model = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 18), nn.Tanh(), nn.Linear(18, 8))
     optimizer = adam_for(name, model.parameters(), 1e-4, steps=4 * TURN)
     if name == DDP:
         model = DistributedDataParallel(model)
@@ -42,26 +38,26 @@ def trainer(name: str) -> Callable[[], float]:
         model = model.with_bagua([optimizer], Algorithm.init(name, **ARGUMENTS.get(name, {})))
     inputs = torch.randn(8, 16)
 
-    def train() -> None:
+    def train():
         for _ in range(TURN):
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
             optimizer.step()
 
-    def turn() -> float:
+    def turn():
         bagua.barrier()
         return harness.slowest(harness.seconds(train) / TURN)
 
     return turn
 
 
-def measure(config: dict[str, Any]) -> dict[str, float]:
+def measure(config):
     """Median seconds of a step, by system."""
     harness.start_gloo()
     names = [DDP, *GlobalAlgorithmRegistry.available_algorithms()]
     names = [name for name in names if not config["only"] or name in config["only"]]
     turns = {name: trainer(name) for name in names}
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found = {name: [] for name in names}
     rounds = max(3, config["steps"] // TURN)
     for number in range(rounds + 2):
         harness.progress(number, rounds + 2, "turns")
@@ -74,7 +70,7 @@ def measure(config: dict[str, Any]) -> dict[str, float]:
     return harness.medians(found)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--nnodes", type=int, default=1)

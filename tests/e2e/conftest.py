@@ -13,10 +13,8 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rig.ports import free_port
@@ -44,10 +42,10 @@ class Finished:
     seconds: float
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.out + self.err
 
-    def last_json(self) -> Any:
+    def last_json(self):
         """The last line of standard output, parsed."""
         return json.loads(self.out.splitlines()[-1])
 
@@ -57,7 +55,7 @@ class Sandbox:
 
     command = BAGUA
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.mark = uuid.uuid4().hex
         # Short: paths of Unix sockets are limited.
@@ -69,16 +67,16 @@ class Sandbox:
             "BAGUA_STATE_DIR": str(self.state),
             "XDG_RUNTIME_DIR": str(self.runtime),
         }
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes = []
         self.deadline_s = DEADLINE_S
 
-    def script(self, name: str, text: str) -> Path:
+    def script(self, name, text):
         """Writes a script into the folder."""
         path = self.folder / name
         path.write_text(textwrap.dedent(text))
         return path
 
-    def start(self, *command: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *command, env=None, **options):
         """Starts a program in a session of its own."""
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -94,12 +92,12 @@ class Sandbox:
         self.processes.append(process)
         return process
 
-    def run(self, *command: str | Path, env: dict[str, str] | None = None, deadline: float | None = None) -> Finished:
+    def run(self, *command, env=None, deadline=None):
         """Runs a program to its end."""
         started = time.monotonic()
         return self.finish(self.start(*command, env=env), started, deadline)
 
-    def finish(self, process: subprocess.Popen[str], started: float, deadline: float | None = None) -> Finished:
+    def finish(self, process, started, deadline=None):
         """Waits for the end of a program. One that does not end fails the test with all it has printed."""
         limit = self.deadline_s if deadline is None else deadline
         try:
@@ -109,13 +107,11 @@ class Sandbox:
             pytest.fail(f"{process.args!r} has not ended after {limit:.0f} s. It printed:\n{printed}")
         return Finished(process.returncode, out, err, time.monotonic() - started)
 
-    def bagua(
-        self, *arguments: str | Path, deadline: float | None = None, env: dict[str, str] | None = None
-    ) -> Finished:
+    def bagua(self, *arguments, deadline=None, env=None):
         """Runs ``bagua ARGUMENTS`` to its end."""
         return self.run(*BAGUA, *arguments, deadline=deadline, env=env)
 
-    def marked(self) -> dict[int, str]:
+    def marked(self):
         """Every process alive that was started here, directly or not: pid -> command line."""
         needle = f"{MARK}={self.mark}".encode()
         found = {}
@@ -126,12 +122,12 @@ class Sandbox:
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
-    def assert_all_gone(self, within: float) -> None:
+    def assert_all_gone(self, within):
         """Fails if a process started here is alive after ``within`` seconds."""
         self.wait_until(lambda: not self.marked(), within, lambda: f"still alive: {self.marked()}")
 
     @staticmethod
-    def wait_until(condition: Callable[[], Any], within: float, explain: Callable[[], str] = lambda: "") -> Any:
+    def wait_until(condition, within, explain=lambda: ""):
         """The first true value of ``condition``, looked at every 50 ms; fails the test after ``within`` seconds."""
         deadline = time.monotonic() + within
         while not (found := condition()):
@@ -139,11 +135,11 @@ class Sandbox:
             time.sleep(0.05)
         return found
 
-    def assert_no_state_left(self) -> None:
+    def assert_no_state_left(self):
         """Fails if a run left its state folder behind."""
         assert not list((self.runtime / "bagua").glob("run-*"))
 
-    def close(self) -> None:
+    def close(self):
         for process in self.processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -157,7 +153,7 @@ class Sandbox:
 
 
 @pytest.fixture(scope="session")
-def core() -> None:
+def core():
     """The native core, built: no test's deadline should pay for it."""
     program = "import bagua.csrc.build as builder; builder.build()"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=600)
@@ -165,7 +161,7 @@ def core() -> None:
 
 
 @pytest.fixture
-def sandbox(core: None, tmp_path: Path) -> Iterator[Sandbox]:
+def sandbox(core, tmp_path):
     made = Sandbox(tmp_path)
     try:
         yield made
@@ -176,13 +172,13 @@ def sandbox(core: None, tmp_path: Path) -> Iterator[Sandbox]:
 class Service:
     """A coordinator and node daemons as a service, and the command line that controls it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox):
         self.sandbox = sandbox
-        self.coordinator: subprocess.Popen[str] | None = None
+        self.coordinator = None
         self.address = f"127.0.0.1:{free_port()}"
         self._token = Path()
 
-    def launch(self, *arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    def launch(self, *arguments, prefix=()):
         """Starts one of the service's programs; what it said when it was ready."""
         read_end, write_end = os.pipe()
         log = (self.sandbox.runtime / f"{arguments[0]}-{len(self.sandbox.processes)}.log").open("w")
@@ -198,71 +194,71 @@ class Service:
         assert "error" not in ready, ready
         return process, ready
 
-    def start_coordinator(self, *arguments: str) -> None:
+    def start_coordinator(self, *arguments):
         """Starts the coordinator, again at the address that it had."""
         self.coordinator, ready = self.launch("coordinator", "--listen", self.address, *arguments)
         self.address, self._token = ready["address"], Path(ready["token_file"])
 
-    def start_node(self, name: str, slots: int, *options: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start_node(self, name, slots, *options, prefix=()):
         """``prefix``: a command that runs the daemon."""
         where = ("--slots", str(slots), "--coordinator", self.address)
         process, _ = self.launch("daemon", "--name", name, "--node-id", name, *where, *options, prefix=prefix)
         return process
 
-    def call(self, *arguments: str | Path, deadline: float | None = None) -> Finished:
+    def call(self, *arguments, deadline=None):
         """``bagua ARGUMENTS``; the coordinator is found through the state folder."""
         return self.sandbox.bagua(*arguments, deadline=deadline)
 
-    def json(self, *arguments: str | Path) -> Any:
+    def json(self, *arguments):
         """The document that ``bagua ARGUMENTS --output json`` prints."""
         command, sub, *rest = arguments
         finished = self.call(command, sub, "--output", "json", *rest)
         assert finished.code == 0, finished.text
         return json.loads(finished.out)
 
-    def client(self) -> Client:
+    def client(self):
         """Of this service, for what the command line is not tested."""
         return Client(self.address, token=self._token.read_text())
 
-    def submit(self, *arguments: str | Path) -> str:
+    def submit(self, *arguments):
         """Submits a job and returns its id."""
         return str(self.json("job", "submit", *arguments)["job_id"])
 
-    def state(self, job_id: str) -> str:
+    def state(self, job_id):
         """The job's state in the words of the command line. Asked for in this process: the command costs half a second
         of a core."""
         with self.client() as client:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
 
-    def ranks_that_report(self, job_id: str) -> int:
+    def ranks_that_report(self, job_id):
         """How many ranks of the job have told how their steps divide."""
         with self.client() as client:
             return sum(report.HasField("shares") for report in client.get(job_id).reports)
 
-    def connected_nodes(self) -> set[str]:
+    def connected_nodes(self):
         """Those that the coordinator hears."""
         with self.client() as client:
             return {node.node_id for node in client.nodes() if node.connected}
 
-    def job(self, job_id: str) -> Any:
+    def job(self, job_id):
         """The document that ``bagua job show`` prints, without that command."""
         with self.client() as client:
             job = client.get(job_id)
             return {**job_document(job), "events": [event_document(event) for event in client.events(job_id)]}
 
-    def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> Any:
+    def wait_for_state(self, job_id, states, within):
         """The job's document once it is in one of the states."""
         self.sandbox.wait_until(lambda: self.state(job_id) in states, within, lambda: str(self.job(job_id)))
         return self.job(job_id)
 
 
 @pytest.fixture
-def idle_service(sandbox: Sandbox) -> Service:
+def idle_service(sandbox):
     """Nothing of it has been started."""
     return Service(sandbox)
 
 
-def start_two_nodes(service: Service) -> Service:
+def start_two_nodes(service):
     """A coordinator and two nodes, node-a and node-b, with two slots each."""
     service.start_coordinator()
     service.start_node("node-a", 2)
@@ -271,13 +267,13 @@ def start_two_nodes(service: Service) -> Service:
 
 
 @pytest.fixture
-def own_service(idle_service: Service) -> Service:
+def own_service(idle_service):
     """Two nodes, for a test that does not leave them as they were."""
     return start_two_nodes(idle_service)
 
 
 @pytest.fixture(scope="module")
-def service(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(core, tmp_path_factory):
     """Two nodes for all tests of a file: a start costs three seconds of a core. No test leaves a job behind."""
     sandbox = Sandbox(tmp_path_factory.mktemp("service"))
     try:

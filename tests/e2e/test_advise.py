@@ -1,11 +1,8 @@
 """``bagua advise`` on a script: it is recorded, ended, and advised on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,14 +23,14 @@ print("the end of the script")
 """
 
 
-def advise(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def advise(folder, *arguments):
     (folder / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-P", "-m", "bagua.cli.main", "advise", "--network", "1gbit", "--steps", "3", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder)
 
 
 @pytest.mark.full
-def test_a_script(tmp_path: Path) -> None:
+def test_a_script(tmp_path):
     done = advise(tmp_path, "--save", "p.json", "--output", "json", "train.py", "1000")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -46,7 +43,7 @@ def test_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_script_that_is_too_short(tmp_path: Path) -> None:
+def test_a_script_that_is_too_short(tmp_path):
     done = advise(tmp_path, "train.py", "6")
     assert done.returncode != 0
     assert "train.py ended before 3 training steps" in done.stderr and "--steps" in done.stderr
@@ -55,7 +52,7 @@ def test_a_script_that_is_too_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_script_that_fails(tmp_path: Path) -> None:
+def test_a_script_that_fails(tmp_path):
     done = advise(tmp_path, "train.py", "many")
     assert done.returncode == 1
     assert "ValueError" in done.stderr and done.stdout == ""

@@ -1,16 +1,10 @@
 """A script with DistributedDataParallel over backend "bagua", started by ``bagua run``, torchrun and
 ``torch.multiprocessing``, gives what one process gives."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 TRAIN = """
     import sys
@@ -79,7 +73,7 @@ COMMANDS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "mp.spawn" else pytest.mark.full) for name in COMMANDS]
 )
-def test_ddp_started_by(sandbox: Sandbox, name: str) -> None:
+def test_ddp_started_by(sandbox, name):
     sandbox.script("train.py", TRAIN)
     sandbox.script("spawn.py", SPAWN)
     done = sandbox.run(*COMMANDS[name], env={"PYTHONPATH": str(sandbox.folder)})

@@ -1,25 +1,19 @@
 """`bagua chaos` finds nothing, and says when it finds something."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bagua.chaos.plan import KINDS as KINDS_OF_FAULTS
 from bagua.cli.faults.postgres import find_binaries
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
-
 KINDS = "kill-rank,corrupt-link,kill-coordinator,stop-keeper,delay-link,deep-tree,kill-starting-keeper"
 LONG = "kill-newcomer,kill-taker,scale,drain,kill-leader,kill-database,other-release,sleep"
 
 
 @pytest.mark.full  # test_elastic_promise.py kills ranks, and the data plane's tests break connections
-def test_chaos(sandbox: Sandbox) -> None:
+def test_chaos(sandbox):
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--seed", "16")  # the rank is killed last
     done = sandbox.bagua("chaos", "--minutes", "3", "--faults", "7", "--kinds", KINDS, *shape, "--output", "json")
     assert done.code == 0, done.text
@@ -31,7 +25,7 @@ def test_chaos(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_newcomers_and_two_coordinators(sandbox: Sandbox) -> None:
+def test_newcomers_and_two_coordinators(sandbox):
     if find_binaries() is None or importlib.util.find_spec("psycopg") is None:
         pytest.skip("PostgreSQL: no binaries on this machine, or no package psycopg")
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--postgresql", "--log-dir", sandbox.folder / "logs")
@@ -43,7 +37,7 @@ def test_newcomers_and_two_coordinators(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=20)
 
 
-def test_bad_options(sandbox: Sandbox) -> None:
+def test_bad_options(sandbox):
     done = sandbox.bagua("chaos", "--kinds", "kill-rank,fire")
     assert done.code == 2 and "There is no fault 'fire'" in done.err
     listed = sandbox.bagua("chaos", "--list").out.splitlines()

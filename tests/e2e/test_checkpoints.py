@@ -1,18 +1,11 @@
 """``bagua run --checkpoint-dir``: all processes of a job are killed, and the same command goes on where it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 BAGUA = (sys.executable, "-P", "-m", "bagua.cli.main")
 
@@ -46,13 +39,13 @@ TRAIN = """
 """
 
 
-def used(folder: Path, run: str, before: int = 10**9) -> list[int]:
+def used(folder, run, before=10**9):
     rows = [line.split() for rank in (0, 1) for line in (folder / f"used-{run}-{rank}").read_text().splitlines()]
     return [int(sample) for step, sample in rows if int(step) <= before]
 
 
 @pytest.mark.full  # test_torch_checkpointer.py resumes with other numbers of ranks
-def test_the_whole_job_is_killed_and_started_again(sandbox: Sandbox) -> None:
+def test_the_whole_job_is_killed_and_started_again(sandbox):
     script = sandbox.script("train.py", TRAIN)
     folder = sandbox.folder / "checkpoints"
     command = ["run", "--nnodes", "2", "--checkpoint-dir", "checkpoints", script]

@@ -7,14 +7,10 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bagua.base.daemon_process import daemon_pid
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 MIB = 1 << 20
 
@@ -65,7 +61,7 @@ SHARE = """
 
 
 @pytest.mark.full  # integration/data_plane/test_two_jobs.py has two, too
-def test_two_jobs_on_the_same_daemons(service: Service) -> None:
+def test_two_jobs_on_the_same_daemons(service):
     """Both get on, at about the same speed; results are right; neither holds memory of the other, nor can a rank of one
     join the other."""
     sandbox = service.sandbox
@@ -112,7 +108,7 @@ class Held:
     mappings: int
 
 
-def held_by(pid: int) -> Held:
+def held_by(pid):
     proc = Path(f"/proc/{pid}")
     fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
     maps = (proc / "maps").read_text().splitlines()
@@ -145,12 +141,8 @@ LAYER_BYTES = 2048 * 2048 * 4
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("nodes", "ranks"),
-    [(1, 2), (2, 1), (2, 2)],
-    ids=["1 x 2", "2 x 1", "2 x 2"],
-)
-def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes: int, ranks: int) -> None:
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1), (2, 2)], ids=["1 x 2", "2 x 1", "2 x 2"])
+def test_memory_of_a_job(service, request, nodes, ranks):
     """A daemon needs for a job at most twice the gradients of its ranks and 64 MiB, over what it needs without one,
     and gives all of it back. With --full the model has 256 MiB of parameters."""
     sandbox = service.sandbox
@@ -159,7 +151,7 @@ def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes
     script = sandbox.script("model.py", MODEL)
     shape = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
 
-    def train(layers: int) -> None:
+    def train(layers):
         done = service.call("job", "submit", "--watch", *shape, script, str(layers))
         assert done.code == 0, done.text
 
@@ -175,7 +167,7 @@ def test_memory_of_a_job(service: Service, request: pytest.FixtureRequest, nodes
     assert used[-1] <= 2 * buckets + 64 * MIB, (used, buckets)
     assert used[0] >= buckets, "the model was not in the daemon's memory"
 
-    def back() -> bool:
+    def back():
         now = [held_by(pid) for pid in daemons]
         return all(
             held.descriptors <= was.descriptors

@@ -1,19 +1,11 @@
 """A service whose disk is full: a small tmpfs, filled to the last byte."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 WAITER = """
     import pathlib, sys, time
@@ -25,7 +17,7 @@ WAITER = """
 
 
 @pytest.fixture
-def disk(sandbox: Sandbox) -> Iterator[Path]:
+def disk(sandbox):
     """The disk of the state folder."""
     folder = sandbox.runtime / "disk"
     folder.mkdir()
@@ -42,7 +34,7 @@ def disk(sandbox: Sandbox) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill(disk: Path) -> Path:
+def fill(disk):
     """A file that leaves no room."""
     filler = disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -54,7 +46,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_is_told_in_words_and_nothing_is_lost(disk: Path, sandbox: Sandbox, idle_service: Service) -> None:
+def test_a_full_disk_is_told_in_words_and_nothing_is_lost(disk, sandbox, idle_service):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 1)

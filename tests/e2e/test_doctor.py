@@ -1,18 +1,12 @@
 """``bagua doctor`` on this machine, on a machine without a compiler, and with a port in use."""
 
-from __future__ import annotations
-
 import json
 import socket
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
-
-def test_this_machine_is_fit(sandbox: Sandbox) -> None:
+def test_this_machine_is_fit(sandbox):
     done = sandbox.bagua("doctor")
     assert done.code == 0, done.text
     for what in ("compiler", "ninja", "torch", "GPU", "/dev/shm", "locked memory", "cores", "network"):
@@ -25,7 +19,7 @@ def test_this_machine_is_fit(sandbox: Sandbox) -> None:
     assert all(check["fix"] for check in document["checks"] if check["status"] != "ok")
 
 
-def test_no_compiler(sandbox: Sandbox) -> None:
+def test_no_compiler(sandbox):
     done = sandbox.bagua("doctor", "--output", "json", env={"CXX": "no-such-compiler"})
     assert done.code == 1
     found = {check["name"]: check for check in json.loads(done.out)["checks"]}
@@ -33,7 +27,7 @@ def test_no_compiler(sandbox: Sandbox) -> None:
     assert "apt-get install g++" in found["C++ compiler"]["fix"]
 
 
-def test_folder_that_can_not_be_written(sandbox: Sandbox) -> None:
+def test_folder_that_can_not_be_written(sandbox):
     blocked = sandbox.folder / "file"
     blocked.write_text("")
     done = sandbox.bagua("doctor", env={"BAGUA_STATE_DIR": str(blocked / "state")})
@@ -41,7 +35,7 @@ def test_folder_that_can_not_be_written(sandbox: Sandbox) -> None:
     assert "BAGUA_STATE_DIR" in done.out
 
 
-def test_port_in_use(sandbox: Sandbox) -> None:
+def test_port_in_use(sandbox):
     with socket.socket() as taken:
         try:
             taken.bind(("127.0.0.1", 7670))

@@ -1,18 +1,12 @@
 """Scripts that something else starts: torchrun, torch.multiprocessing, plain python. The daemon comes and goes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 SUM = """
     import sys, time
@@ -85,7 +79,7 @@ RESTART = """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
 
 
-def test_torchrun(sandbox: Sandbox) -> None:
+def test_torchrun(sandbox):
     script = sandbox.script("sum_script.py", SUM)
     done = sandbox.run(*TORCHRUN, "2", script)
     assert done.code == 0, done.text
@@ -95,7 +89,7 @@ def test_torchrun(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
+def test_torchrun_with_two_nodes_on_this_machine(sandbox):
     script = sandbox.script("sum_script.py", SUM)
     rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     started = time.monotonic()
@@ -117,7 +111,7 @@ def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
         pytest.param("c10d", ["before", "after"], marks=pytest.mark.full),
     ],
 )
-def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[str]) -> None:
+def test_torchrun_starts_ranks_again(sandbox, how, deaths):
     """Rank 1 dies before it joined, or after a collective; the store outlives the ranks. Each of two agents counts
     restarts for itself."""
     script = sandbox.script("restart.py", RESTART)
@@ -141,7 +135,7 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[st
 
 @pytest.mark.full  # integration/node/test_node_jobs.py ends what starts
 @pytest.mark.parametrize("service", ["daemon.ephemeral", "daemon.node"])
-def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sandbox, service: str) -> None:
+def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox, service):
     """At the first sight of the first and of the last process that ranks bring up."""
     script = sandbox.script("sum_script.py", SUM)
     process = sandbox.start(*TORCHRUN, "2", script)
@@ -153,7 +147,7 @@ def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sa
 
 
 @pytest.mark.full  # integration/torch_api/test_torch_daemon.py spawns ranks, too
-def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
+def test_multiprocessing_spawn(sandbox):
     sandbox.script("sum_script.py", SUM)
     script = sandbox.script("spawn.py", SPAWN)
     python_path = os.pathsep.join(filter(None, (str(sandbox.folder), os.environ.get("PYTHONPATH"))))
@@ -164,7 +158,7 @@ def test_multiprocessing_spawn(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
-def test_plain_python_is_a_world_of_one(sandbox: Sandbox) -> None:
+def test_plain_python_is_a_world_of_one(sandbox):
     done = sandbox.run(sys.executable, sandbox.script("sum_script.py", SUM))
     assert (done.code, done.out) == (0, "sum 1 of 1\n"), done.text
     sandbox.assert_all_gone(within=SOON_S)
@@ -172,7 +166,7 @@ def test_plain_python_is_a_world_of_one(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full  # test_run.py has a rank that raises, the next one ranks that are killed
-def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
+def test_a_rank_that_dies_fails_the_others(sandbox):
     script = sandbox.script("crash.py", CRASH)
     done = sandbox.run(*TORCHRUN, "2", script)
     assert done.code != 0
@@ -182,7 +176,7 @@ def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full  # integration/node/test_node_jobs.py kills ranks
-def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
+def test_ranks_that_are_all_killed_leave_nothing(sandbox):
     script = sandbox.script("wait.py", SUM.replace("sys.stdout", "time.sleep(300); sys.stdout"))
     process = sandbox.start(*TORCHRUN, "2", script)
     sandbox.wait_until(lambda: any("daemon.node" in command for command in sandbox.marked().values()), 60)
@@ -195,7 +189,7 @@ def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
-def free_port() -> int:
+def free_port():
     import socket
 
     with socket.socket() as probe:

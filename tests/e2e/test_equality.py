@@ -4,15 +4,9 @@ In float64: sums are rounded in another order there, and fifty steps of training
 10,000 times as large. How large depends on the processor's instructions; in float32 it reaches 1e-3.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 HEAD = """
     import json
@@ -78,7 +72,7 @@ CHARLM = {
 
 @pytest.mark.full  # tests/contract compares every algorithm with one process
 @pytest.mark.parametrize("steps", [10, 50])
-def test_losses(sandbox: Sandbox, steps: int) -> None:
+def test_losses(sandbox, steps):
     script = sandbox.script("train.py", HEAD + TRAIN.format(**DIGITS) + TRAIN.format(**CHARLM))
     found = []
     for nnodes, nproc in ((1, 1), (2, 2)):

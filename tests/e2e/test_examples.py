@@ -1,20 +1,14 @@
 """The README's main job. integration/torch_api/test_torch_examples.py has the other examples."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.limits import SOON_S
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_digits_on_two_nodes(sandbox: Sandbox, ranks: int) -> None:
+def test_digits_on_two_nodes(sandbox, ranks):
     shape = ("--nnodes", "2", "--nproc-per-node", str(ranks))
     fewer = ("--epochs", "10") if ranks == 1 else ()  # enough for two ranks
     done = sandbox.bagua("run", *shape, "-m", "bagua.examples.digits", *fewer)
@@ -29,7 +23,7 @@ def test_digits_on_two_nodes(sandbox: Sandbox, ranks: int) -> None:
 
 
 @pytest.mark.full  # bench/test_smoke.py names algorithms, too
-def test_algorithm_by_name(sandbox: Sandbox) -> None:
+def test_algorithm_by_name(sandbox):
     command = ("run", "--nnodes", "2", "--algorithm", "one_bit_adam:codec=int4")
     done = sandbox.bagua(*command, "-m", "bagua.examples.digits", "--epochs", "1", "--output", "json")
     assert "below 97%" in done.text, done.text  # one epoch is too little
@@ -40,7 +34,7 @@ def test_algorithm_by_name(sandbox: Sandbox) -> None:
     assert 0 <= outcome["hidden_share"] <= 1
 
 
-def test_algorithm_is_checked_before_anything_starts(sandbox: Sandbox) -> None:
+def test_algorithm_is_checked_before_anything_starts(sandbox):
     cases = (
         ("onebit_adam", "one_bit_adam"),
         ("local_sgd:interval", "key=value"),

@@ -1,7 +1,5 @@
 """A job never runs twice: a real coordinator gives up a real daemon only when that one's ranks are gone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,9 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -30,10 +26,7 @@ from bagua.proto import common_pb2
 
 DEADLINE_S = 120.0
 LEASE_S, FENCE_S = 2, 3
-TIMES = {
-    "BAGUA_COORDINATOR_HEARTBEAT_S": "0.3",
-    "BAGUA_COORDINATOR_LEASE_S": f"{LEASE_S}",
-}
+TIMES = {"BAGUA_COORDINATOR_HEARTBEAT_S": "0.3", "BAGUA_COORDINATOR_LEASE_S": f"{LEASE_S}"}
 TICK = """
 import os, sys, time
 while True:
@@ -46,34 +39,34 @@ while True:
 class Relay:
     """Passes bytes between daemons and a coordinator, until it is told to pass nothing any more."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target):
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self.passes = threading.Event()
         self.passes.set()
-        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._pairs = {}
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         self._waker.send(b"x")
         self._thread.join()
         for end in (*self._pairs, self._server, self._wake, self._waker):
             end.close()
 
-    def silence(self, silent: bool) -> None:
+    def silence(self, silent):
         """While silent, connections stay open, and nothing passes."""
         self.passes.clear() if silent else self.passes.set()
         self._waker.send(b"w")
 
-    def cut(self) -> None:
+    def cut(self):
         """Connections break; new ones are as before."""
         self._waker.send(b"c")
 
-    def _run(self) -> None:
+    def _run(self):
         while True:
             watched = [self._wake, *((self._server, *self._pairs) if self.passes.is_set() else ())]
             ready = select.select(watched, [], [])[0]
@@ -90,7 +83,7 @@ class Relay:
                 with contextlib.suppress(OSError):
                     self._serve(end)
 
-    def _serve(self, end: socket.socket) -> None:
+    def _serve(self, end):
         if end is self._server:
             here = self._server.accept()[0]
             there = socket.create_connection(self._target)
@@ -111,9 +104,9 @@ class Relay:
 class Cluster:
     """A coordinator, a daemon behind a relay, and a client."""
 
-    def __init__(self, folder: Path, relay: bool = True, database: str = "", fence_s: int = FENCE_S) -> None:
+    def __init__(self, folder, relay=True, database="", fence_s=FENCE_S):
         self.folder = folder
-        self._programs: list[subprocess.Popen[bytes]] = []
+        self._programs = []
         self._options = ["--fence-after", f"{fence_s}", *(["--database-url", database] if database else [])]
         ready = self.coordinate(f"127.0.0.1:{free_port()}")
         self.relay = Relay(ready["address"])
@@ -122,10 +115,10 @@ class Cluster:
         self.coordinator, self.daemon = self._programs
         self.client = Client(ready["address"], token=(folder / "token").read_text())
 
-    def coordinate(self, listen: str) -> Any:
+    def coordinate(self, listen):
         return self.start("coordinator", "--listen", listen, *self._options, **TIMES)
 
-    def start(self, program: str, *options: str, **environment: str) -> Any:
+    def start(self, program, *options, **environment):
         reader, writer = os.pipe()
         command = [sys.executable, "-P", "-m", f"bagua.daemon.{program}", "--state-dir", str(self.folder)]
         with (self.folder / f"{program}.log").open("ab") as log:
@@ -141,7 +134,7 @@ class Cluster:
             assert select.select([lines], [], [], DEADLINE_S)[0], f"no ready line from {program}"
             return json.loads(lines.readline())
 
-    def run(self, script: str, **spec: Any) -> tuple[str, list[psutil.Process]]:
+    def run(self, script, **spec):
         """(id of a job of two ranks, their processes), once they compute."""
         (self.folder / "tick.py").write_text(script)
         (self.folder / "ticks").unlink(missing_ok=True)
@@ -160,21 +153,21 @@ class Cluster:
         until(lambda: len(set(self.ticks().split())) == 2)
         return job_id, [psutil.Process(rank.pid) for rank in job.ranks]
 
-    def ticks(self) -> str:
+    def ticks(self):
         path = self.folder / "ticks"
         return path.read_text() if path.exists() else ""
 
-    def until(self, job_id: str, condition: Callable[[Any], bool]) -> Any:
-        found: list[Any] = []
+    def until(self, job_id, condition):
+        found = []
 
-        def look() -> bool:
+        def look():
             found[:] = [self.client.get(job_id)]
             return condition(found[0])
 
         until(look)
         return found[0]
 
-    def close(self) -> None:
+    def close(self):
         self.client.close()
         for program in reversed(self._programs):
             with contextlib.suppress(ProcessLookupError):
@@ -184,14 +177,14 @@ class Cluster:
         self.relay.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def computes(process: psutil.Process) -> bool:
+def computes(process):
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -199,7 +192,7 @@ def computes(process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster():
     with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # short: paths of Unix sockets are limited
         made = Cluster(Path(folder))
         yield made
@@ -207,7 +200,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("fault", ["black hole", "stopped daemon"])
-def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str) -> None:
+def test_ranks_are_gone_before_their_job_has_ended(cluster, fault):
     job_id, ranks = cluster.run(TICK)
     if fault == "black hole":
         cluster.relay.silence(True)
@@ -231,7 +224,7 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
 
 
 @pytest.mark.parametrize("who", ["everything", "the node"])
-def test_who_stood_still_looks_at_the_facts(cluster: Cluster, who: str) -> None:
+def test_who_stood_still_looks_at_the_facts(cluster, who):
     """A cluster that was stopped for longer than a fence goes on. Ranks of a node that was given up do not."""
     job_id, ranks = cluster.run(TICK)
     node = psutil.Process(cluster.daemon.pid)
@@ -254,7 +247,7 @@ def test_who_stood_still_looks_at_the_facts(cluster: Cluster, who: str) -> None:
 
 
 @pytest.fixture
-def postgres() -> Iterator[Postgres]:
+def postgres():
     try:
         server = Postgres()
     except ServiceError as error:
@@ -263,7 +256,7 @@ def postgres() -> Iterator[Postgres]:
     server.close()
 
 
-def goes_on(cluster: Cluster, job_id: str, ranks: list[psutil.Process]) -> None:
+def goes_on(cluster, job_id, ranks):
     """The job, once the node is connected again."""
     until(lambda: [node.connected for node in cluster.client.nodes()] == [True])
     time.sleep(2 * LEASE_S)
@@ -273,7 +266,7 @@ def goes_on(cluster: Cluster, job_id: str, ranks: list[psutil.Process]) -> None:
 
 @pytest.mark.full  # integration/node/test_node_jobs.py: a job does not notice it
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_a_coordinator_that_is_away_ends_nothing(database: str, request: pytest.FixtureRequest) -> None:
+def test_a_coordinator_that_is_away_ends_nothing(database, request):
     """Killed, and away for longer than a daemon without word waits: jobs don't notice."""
     url = request.getfixturevalue("postgres").url if database == "postgresql" else ""
     with (
@@ -293,7 +286,7 @@ def test_a_coordinator_that_is_away_ends_nothing(database: str, request: pytest.
 
 @pytest.mark.full  # integration/coordinator/test_coordinator_outage.py: a stream begins while the database is away
 @pytest.mark.parametrize("lost", ["the daemon", "its connection"])
-def test_a_database_that_is_away_ends_nothing(postgres: Postgres, lost: str) -> None:
+def test_a_database_that_is_away_ends_nothing(postgres, lost):
     """For longer than a daemon without word waits. Meanwhile the daemon is killed, or its connection breaks. The next
     daemon has started before its lease is over, on a slow machine, too."""
     with (

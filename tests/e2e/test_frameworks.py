@@ -1,15 +1,12 @@
 """The examples of docs/frameworks.md with every launcher: the losses are those of torch's own backend, bit by bit."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
-from e2e.conftest import PATIENT_S, Finished, Sandbox
+from e2e.conftest import PATIENT_S
 from rig.docs import pages
 from rig.limits import SOON_S
 
@@ -25,11 +22,11 @@ pytestmark = pytest.mark.timeout(1800)  # a test starts up to nine processes tha
 
 
 @pytest.fixture(autouse=True)
-def patience(sandbox: Sandbox) -> None:
+def patience(sandbox):
     sandbox.deadline_s = PATIENT_S
 
 
-def typed(sandbox: Sandbox, command: str) -> Finished:
+def typed(sandbox, command):
     """A line of the page."""
     programs = sandbox.folder / "bin"
     programs.mkdir(exist_ok=True)
@@ -40,7 +37,7 @@ def typed(sandbox: Sandbox, command: str) -> Finished:
     return sandbox.run("sh", "-c", command, env={**ENVIRONMENT, "PATH": path})
 
 
-def example_as_script(sandbox: Sandbox, module: str, *arguments: str) -> None:
+def example_as_script(sandbox, module, *arguments):
     """The folder has a ``train.py``."""
     sandbox.script(
         "train.py",
@@ -53,13 +50,13 @@ def example_as_script(sandbox: Sandbox, module: str, *arguments: str) -> None:
     )
 
 
-def losses(text: str) -> set[str]:
+def losses(text):
     """All that ranks print of their losses. A line of another rank may follow at once."""
     return set(re.findall(r"loss ([\d.e+-]+ -> \d+\.\d+(?:e[+-]?\d+)?)", text))
 
 
 @pytest.mark.full
-def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
+def test_lightning_with_every_launcher(sandbox):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     by_itself = (sys.executable, "-m", LIGHTNING, *SMALL)
     expected = losses(sandbox.run(*by_itself, "--strategy", "ddp").text)
@@ -76,7 +73,7 @@ def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_lightning_in_elastic_jobs(sandbox: Sandbox) -> None:
+def test_lightning_in_elastic_jobs(sandbox):
     """``integration/frameworks/test_lightning_elastic.py`` has losses and newcomers."""
     pytest.importorskip("lightning", reason="Lightning is not installed")
     example_as_script(sandbox, LIGHTNING, "--epochs", "1", "--global-batch", "64")
@@ -87,7 +84,7 @@ def test_lightning_in_elastic_jobs(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_the_other_package_of_lightning(sandbox: Sandbox) -> None:
+def test_the_other_package_of_lightning(sandbox):
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
     other = ("-m", LIGHTNING, *SMALL, "--package", "pytorch_lightning")
     expected = losses(sandbox.run(sys.executable, *other, "--strategy", "ddp").text)
@@ -97,7 +94,7 @@ def test_the_other_package_of_lightning(sandbox: Sandbox) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("loop", ["trainer", "accelerate"])
-def test_hugging_face_with_every_launcher(sandbox: Sandbox, loop: str) -> None:
+def test_hugging_face_with_every_launcher(sandbox, loop):
     pytest.importorskip("transformers", reason="Transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
     program = (HUGGING_FACE, *STEPS, "--loop", loop)
@@ -128,13 +125,13 @@ EXECUTE = f"""
 """
 
 
-def kinds(cell: Any) -> list[str]:
+def kinds(cell):
     """The kinds of a cell's outputs, one after the other. A line may come in several pieces."""
     return [kind for kind, _ in groupby(one.output_type for one in cell.outputs)]
 
 
 @pytest.mark.full
-def test_the_notebook_runs(sandbox: Sandbox) -> None:
+def test_the_notebook_runs(sandbox):
     """docs/notebook.ipynb, executed anew in a real kernel: no cell fails, and the last outputs are those it shows."""
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")

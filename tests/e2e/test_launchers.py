@@ -1,18 +1,12 @@
 """The original's launchers as their READMEs call them. unit/cli/test_launchers.py has the options."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.docs import pages
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 LAUNCH = (sys.executable, "-m", "bagua.distributed.launch")
 RUN = (sys.executable, "-m", "bagua.distributed.run")
@@ -42,7 +36,7 @@ SUM = """
 """
 
 
-def test_launch_on_one_host(sandbox: Sandbox) -> None:
+def test_launch_on_one_host(sandbox):
     sandbox.script("main.py", TELL)
     [command] = pages.run_by("test_launch_on_one_host", "docs/launchers.md")
     python, *words = command.replace("--nproc_per_node=8", "--nproc_per_node=2").split()
@@ -57,7 +51,7 @@ def test_launch_on_one_host(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_run_starts_a_failed_job_again(sandbox: Sandbox) -> None:
+def test_run_starts_a_failed_job_again(sandbox):
     sandbox.script("main.py", AGAIN)
     done = sandbox.run(*RUN, "--standalone", "--nproc_per_node=1", "--max_restarts=2", "main.py")
     assert done.code == 0, done.text
@@ -69,12 +63,9 @@ def test_run_starts_a_failed_job_again(sandbox: Sandbox) -> None:
 @pytest.mark.full  # five processes import torch
 @pytest.mark.parametrize(
     "words",
-    [
-        (LAUNCH, "--nnodes=2", "--node_rank={}", "--master_addr=127.0.0.1", "--master_port={port}"),
-        "docs/launchers.md",
-    ],
+    [(LAUNCH, "--nnodes=2", "--node_rank={}", "--master_addr=127.0.0.1", "--master_port={port}"), "docs/launchers.md"],
 )
-def test_two_nodes(sandbox: Sandbox, words: tuple[Any, ...] | str) -> None:
+def test_two_nodes(sandbox, words):
     """As on two machines: the same command on each, that of the page, too. Both have one network address here, and one
     rank each."""
     sandbox.script("main.py", SUM)

@@ -1,7 +1,5 @@
 """``bagua net``, and the plugin in a job's environment. There is no GPU: NCCL's way of finding it is gone by hand."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -23,12 +21,12 @@ print("found", json.dumps({"name": name, "wanted": os.environ["NCCL_NET"]}))
 """
 
 
-def bagua(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def bagua(*arguments, **env):
     command = [sys.executable, "-P", "-m", "bagua.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **env})
 
 
-def test_path() -> None:
+def test_path():
     done = bagua("net", "path")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
@@ -39,7 +37,7 @@ def test_path() -> None:
 
 
 @pytest.mark.parametrize("quotes", ('"', ""))
-def test_environment_for_a_shell(quotes: str) -> None:
+def test_environment_for_a_shell(quotes):
     """With and without quotes around $(…); the linker then finds the plugin by its name, as NCCL looks for it."""
     command = f'eval {quotes}$("$0" -P -m bagua.cli.main net env){quotes} && exec "$0" -c "$1"'
     done = subprocess.run(
@@ -57,7 +55,7 @@ def test_environment_for_a_shell(quotes: str) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: emulated networks are namespaces")
-def test_the_commands_of_the_page(tmp_path: Path) -> None:
+def test_the_commands_of_the_page(tmp_path):
     """In one shell, with a script for "…", and messages of one size."""
     [text] = pages.texts_run_by("test_the_commands_of_the_page", "csrc/nccl_net/README.md")
     (tmp_path / "bagua").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m bagua.cli.main "$@"\n')
@@ -77,13 +75,13 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert all(rate in done.stdout for rate in ("1gbit", "10gbit")), done.stdout
 
 
-def test_environment_as_a_document() -> None:
+def test_environment_as_a_document():
     found = json.loads(bagua("net", "env", "--output", "json", LD_LIBRARY_PATH="/x").stdout)
     assert set(found) == {"NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN_REF_COUNT", "NCCL_NET", "LD_LIBRARY_PATH"}
     assert found["LD_LIBRARY_PATH"].endswith(":/x")
 
 
-def test_devices() -> None:
+def test_devices():
     done = bagua("net", "show", "--output", "json", NCCL_SOCKET_IFNAME="lo")
     assert done.returncode == 0, done.stderr
     (device,) = json.loads(done.stdout)["devices"]
@@ -91,7 +89,7 @@ def test_devices() -> None:
     assert "lo" in bagua("net", "show", NCCL_SOCKET_IFNAME="lo").stdout
 
 
-def test_devices_that_are_none_and_bad_settings() -> None:
+def test_devices_that_are_none_and_bad_settings():
     done = bagua("net", "show", NCCL_SOCKET_IFNAME="=nosuch", BAGUA_NET_STREAMS="lots")
     assert done.returncode == 1
     assert (
@@ -99,7 +97,7 @@ def test_devices_that_are_none_and_bad_settings() -> None:
     )
 
 
-def test_a_job_gets_the_plugin(tmp_path: Path) -> None:
+def test_a_job_gets_the_plugin(tmp_path):
     (tmp_path / "main.py").write_text(PRINT_ENVIRONMENT)
     done = bagua("run", "--quiet", "--enable-bagua-net", str(tmp_path / "main.py"))
     assert done.returncode == 0, done.stderr
@@ -108,7 +106,7 @@ def test_a_job_gets_the_plugin(tmp_path: Path) -> None:
     assert found["name"] == found["wanted"]
 
 
-def test_a_plugin_that_can_not_be_built_ends_the_job_with_the_reason(tmp_path: Path) -> None:
+def test_a_plugin_that_can_not_be_built_ends_the_job_with_the_reason(tmp_path):
     script = tmp_path / "main.py"
     script.write_text("print('started')")
     done = bagua("run", "--quiet", "--env", "BAGUA_ENABLE_NET=perhaps", str(script))

@@ -1,13 +1,7 @@
 """The story of a job, and a bundle for support, from a service that runs."""
 
-from __future__ import annotations
-
 import json
 import tarfile
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 SCRIPT = """
 import sys
@@ -16,7 +10,7 @@ sys.exit("no more data")
 """
 
 
-def test_a_job_is_explained_and_bundled_without_secrets(service: Service) -> None:
+def test_a_job_is_explained_and_bundled_without_secrets(service):
     sandbox = service.sandbox
     script = sandbox.script("fails.py", SCRIPT)
     options = ("--env", "HF_TOKEN=planted-in-env", "--no-python")
@@ -37,7 +31,7 @@ def test_a_job_is_explained_and_bundled_without_secrets(service: Service) -> Non
     with tarfile.open(target) as tar:
         found = {
             member.name.removeprefix("bagua-support/"): tar.extractfile(member).read() for member in tar.getmembers()
-        }  # type: ignore[union-attr]
+        }
     whole = b"\n".join(found.values())
     assert b"planted" not in whole and (sandbox.state / "token").read_bytes().strip() not in whole
     assert b"no more data" in found[f"jobs/{job_id}/explain.txt"] and b"hello" in found[f"jobs/{job_id}/log.txt"]
@@ -48,7 +42,7 @@ def test_a_job_is_explained_and_bundled_without_secrets(service: Service) -> Non
     assert target.stat().st_size < 2 << 20
 
 
-def test_a_bundle_without_a_coordinator(service: Service) -> None:
+def test_a_bundle_without_a_coordinator(service):
     target = service.sandbox.folder / "alone.tar.gz"
     env = {"BAGUA_COORDINATOR": "127.0.0.1:9"}
     made = service.sandbox.bagua("support-bundle", "--no-doctor", "-o", target, env=env)

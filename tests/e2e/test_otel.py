@@ -1,13 +1,9 @@
 """Traces of a job reach a receiver of OpenTelemetry's protocol: from `bagua job submit` to the ranks, as one trace."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent import futures
-from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -15,9 +11,6 @@ from rig.docs import pages
 from rig.ranks.elastic import PROGRAM
 
 from bagua.base.trace_context import parse
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 SOON_S = 90.0
 STEP = """
@@ -31,15 +24,15 @@ service.ReportProgress(common_pb2.Progress(job_id=job, rank=me, step=7000, sampl
 class Receiver:
     """An OTLP receiver over gRPC that keeps all spans: (service, span)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         grpc_code = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc")
         self._lock = threading.Lock()
-        self._spans: list[tuple[str, Any]] = []
+        self._spans = []
         outer = self
 
-        class Servicer(grpc_code.TraceServiceServicer):  # type: ignore[misc, name-defined]
-            def Export(self, request: Any, context: Any) -> Any:
+        class Servicer(grpc_code.TraceServiceServicer):
+            def Export(self, request, context):
                 for resource in request.resource_spans:
                     names = {one.key: one.value.string_value for one in resource.resource.attributes}
                     with outer._lock:
@@ -52,20 +45,20 @@ class Receiver:
         self.address = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def named(self, name: str) -> list[tuple[str, Any]]:
+    def named(self, name):
         with self._lock:
             return [(service, span) for service, span in self._spans if span.name == name]
 
-    def all(self) -> list[tuple[str, Any]]:
+    def all(self):
         with self._lock:
             return list(self._spans)
 
-    def close(self) -> None:
+    def close(self):
         self._server.stop(0).wait()
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def receiver():
     made = Receiver()
     try:
         yield made
@@ -73,7 +66,7 @@ def receiver() -> Iterator[Receiver]:
         made.close()
 
 
-def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandbox, receiver: Receiver) -> None:
+def test_one_trace_from_submission_to_step(idle_service, sandbox, receiver):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
     export, submit = pages.run_by("test_one_trace_from_submission_to_step", "docs/observability.md")
     name, _, address = export.removeprefix("export ").partition("=")
@@ -133,7 +126,7 @@ for _ in range(40):
 
 
 @pytest.mark.full  # a rank that imports torch
-def test_steps_of_a_training_are_sampled(sandbox: Sandbox, receiver: Receiver) -> None:
+def test_steps_of_a_training_are_sampled(sandbox, receiver):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address, "BAGUA_TRACE_STEPS": "10"}
     done = sandbox.bagua("run", sandbox.script("train.py", TRAINING), env=env)

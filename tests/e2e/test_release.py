@@ -1,7 +1,5 @@
 """Everything of a release that can be checked without publishing it: the programs beside deploy/dev.py."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import importlib.metadata
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -26,7 +23,7 @@ patient = pytest.mark.timeout(2 * BUILD_S)
 """Compilers and package indexes take minutes on a busy machine."""
 
 
-def program(name: str, *arguments: str | Path, **environment: str) -> str:
+def program(name, *arguments, **environment):
     """Runs ``deploy/<name>.py``; its output."""
     command = [sys.executable, str(ROOT / "deploy" / f"{name}.py"), *map(str, arguments)]
     full = {**os.environ, "PYTHONSAFEPATH": "", **environment}
@@ -37,14 +34,14 @@ def program(name: str, *arguments: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module(name, monkeypatch):
     """The same program as a module."""
     monkeypatch.syspath_prepend(str(ROOT / "deploy"))
     return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def distributions(tmp_path_factory):
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("dist")
     program("dist", "--out", folder)
@@ -52,7 +49,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full  # unit/deploy/test_packaging.py compares packages
-def test_the_wheel_holds_the_checkout(distributions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_holds_the_checkout(distributions, tmp_path, monkeypatch):
     """It was made from the source distribution, so that holds it, too."""
     dist = module("dist", monkeypatch)
     (wheel,) = distributions.glob("*.whl")
@@ -67,7 +64,7 @@ def test_the_wheel_holds_the_checkout(distributions: Path, tmp_path: Path, monke
 
 
 @pytest.mark.full
-def test_distributions_do_not_tell_of_this_machine(distributions: Path) -> None:
+def test_distributions_do_not_tell_of_this_machine(distributions):
     (source,) = distributions.glob("*.tar.gz")
     assert source.read_bytes()[:2] == b"\x1f\x8b"
     assert str(ROOT).encode() not in gzip.decompress(source.read_bytes())
@@ -75,7 +72,7 @@ def test_distributions_do_not_tell_of_this_machine(distributions: Path) -> None:
 
 @pytest.mark.full
 @patient
-def test_two_builds_are_the_same_and_checkers_agree(distributions: Path, tmp_path: Path) -> None:
+def test_two_builds_are_the_same_and_checkers_agree(distributions, tmp_path):
     pytest.importorskip("twine")
     times = {"SOURCE_DATE_EPOCH": "1700000000"}
     assert "two builds are the same" in program("dist", "--check", "--out", tmp_path, **times)
@@ -86,7 +83,7 @@ def test_two_builds_are_the_same_and_checkers_agree(distributions: Path, tmp_pat
 @pytest.mark.full
 @pytest.mark.slow
 @patient
-def test_a_prebuilt_wheel_needs_no_compiler(tmp_path: Path) -> None:
+def test_a_prebuilt_wheel_needs_no_compiler(tmp_path):
     pytest.importorskip("auditwheel")
     torch = importlib.metadata.version("torch").partition("+")[0]
     said = program("prebuilt", "--out", tmp_path, "--levels", "x86-64-v2", "--torch", torch)
@@ -101,7 +98,7 @@ def test_a_prebuilt_wheel_needs_no_compiler(tmp_path: Path) -> None:
     assert done.returncode == 0 and "x86-64-v2" in done.stdout, done.stderr
 
 
-def test_every_command_has_a_page(tmp_path: Path) -> None:
+def test_every_command_has_a_page(tmp_path):
     program("man", "--out", tmp_path)
     folder = tmp_path / "share" / "man" / "man1"
     pages = {path.name.removesuffix(".1.gz"): gzip.decompress(path.read_bytes()).decode() for path in folder.iterdir()}
@@ -117,7 +114,7 @@ def test_every_command_has_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands(shell: str) -> None:
+def test_shells_complete_commands(shell):
     asked = {
         "bash": {"COMP_WORDS": "bagua jo", "COMP_CWORD": "1"},
         "zsh": {"_TYPER_COMPLETE_ARGS": "bagua jo"},
@@ -129,7 +126,7 @@ def test_shells_complete_commands(shell: str) -> None:
     assert "job" in done.stdout, done.stderr
 
 
-def test_packages_of_the_image_are_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_packages_of_the_image_are_pinned(monkeypatch, tmp_path):
     pytest.importorskip("packaging")
     lock = module("lock", monkeypatch)
     for name, requirements in lock.wanted().items():
@@ -139,7 +136,7 @@ def test_packages_of_the_image_are_pinned(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.full
-def test_the_bill_of_materials_names_every_package(tmp_path: Path) -> None:
+def test_the_bill_of_materials_names_every_package(tmp_path):
     pytest.importorskip("cyclonedx_py")
     program("sbom", "--out", tmp_path)
     for path in tmp_path.iterdir():
@@ -152,7 +149,7 @@ def test_the_bill_of_materials_names_every_package(tmp_path: Path) -> None:
     assert (ROOT / "client" / "dashboard" / "static" / "uplot").is_dir(), "then BUNDLED in sbom.py has one too many"
 
 
-def test_the_workflow_is_understood() -> None:
+def test_the_workflow_is_understood():
     pytest.importorskip("check_jsonschema")
     workflow = ROOT / ".github" / "workflows" / "release.yml"
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(workflow)]
@@ -164,7 +161,7 @@ def test_the_workflow_is_understood() -> None:
     assert all(re.search(r"@[0-9a-f]{40} # v", line) for line in text.splitlines() if "uses:" in line)
 
 
-def test_the_workflow_is_safe() -> None:
+def test_the_workflow_is_safe():
     zizmor = Path(sys.executable).with_name("zizmor")
     if not zizmor.exists():
         pytest.skip("zizmor is not installed")
@@ -173,7 +170,7 @@ def test_the_workflow_is_safe() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_image_runs_as_nobody() -> None:
+def test_the_image_runs_as_nobody():
     """Each target ends with the number of a user; nothing names a registry."""
     text = (CONTAINER / "Containerfile").read_text()
     stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]

@@ -11,11 +11,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -31,14 +29,11 @@ from bagua.client import Client
 from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import common_pb2
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
-
 DEADLINE_S = 120.0
 SECRET = "7c4f0e5a91d2b3867c4f0e5a91d2b386"
 
 
-def rank_meets(folder: str) -> int:
+def rank_meets(folder):
     """In a rank: joins, waits until it may go on, sums."""
     bagua.init_process_group()
     Path(folder, f"joined-{bagua.get_rank()}").touch()
@@ -53,23 +48,23 @@ def rank_meets(folder: str) -> int:
 class Relay:
     """Carries connections to a store, records every byte, and lets ``change`` rewrite what clients send."""
 
-    def __init__(self, port: int, change: Callable[[bytes], bytes]) -> None:
+    def __init__(self, port, change):
         self._to = port
         self._change = change
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._seen = bytearray()
-        self._open: list[socket.socket] = [self._listener]
-        self._threads: list[threading.Thread] = []
+        self._open = [self._listener]
+        self._threads = []
         self.port = self._listener.getsockname()[1]
         self._run(self._accept)
 
-    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _run(self, work, *arguments):
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
@@ -78,7 +73,7 @@ class Relay:
                 self._run(self._carry, near, far, self._change)
                 self._run(self._carry, far, near, bytes)
 
-    def _carry(self, source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
+    def _carry(self, source, sink, change):
         with suppress(OSError):
             while data := source.recv(1 << 20):
                 with self._lock:
@@ -87,11 +82,11 @@ class Relay:
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
 
-    def seen(self) -> bytes:
+    def seen(self):
         with self._lock:
             return bytes(self._seen)
 
-    def close(self) -> None:
+    def close(self):
         for one in list(self._open):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -112,13 +107,13 @@ class Ended:
 class Hosts:
     """Two ranks on two hosts. They are forked: a rank that imports torch by itself costs two seconds of a core."""
 
-    def __init__(self, sandbox: Sandbox, change: Callable[[bytes], bytes] = bytes) -> None:
+    def __init__(self, sandbox, change=bytes):
         self.sandbox = sandbox
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.relay = Relay(self.store.port, change)
-        self._ranks: list[tuple[Any, Path]] = []
+        self._ranks = []
 
-    def start(self, *environments: dict[str, str]) -> None:
+    def start(self, *environments):
         folder = self.sandbox.folder
         for rank, environment in enumerate(environments):
             env = {
@@ -139,20 +134,20 @@ class Hosts:
             assert process is not None, "torch has started threads, so no rank can be forked"
             self._ranks.append((process, log))
 
-    def finish(self) -> list[Ended]:
+    def finish(self):
         return [Ended(process.wait(DEADLINE_S), log.read_text()) for process, log in self._ranks]
 
-    def close(self) -> None:
+    def close(self):
         for process, _ in self._ranks:
             process.kill()
         self.relay.close()
 
 
 @pytest.fixture
-def hosts(sandbox: Sandbox) -> Iterator[Callable[..., Hosts]]:
-    made: list[Hosts] = []
+def hosts(sandbox):
+    made = []
 
-    def make(change: Callable[[bytes], bytes] = bytes) -> Hosts:
+    def make(change=bytes):
         made.append(Hosts(sandbox, change))
         return made[-1]
 
@@ -161,7 +156,7 @@ def hosts(sandbox: Sandbox) -> Iterator[Callable[..., Hosts]]:
         one.close()
 
 
-def secrets_of(runtime: Path) -> dict[str, bytes]:
+def secrets_of(runtime):
     """Everything secret that the job's services have written down, by name."""
     found = {"the job's secret": SECRET.encode()}
     for path in runtime.rglob("*"):
@@ -174,14 +169,14 @@ def secrets_of(runtime: Path) -> dict[str, bytes]:
     return found
 
 
-def coordinator_of(sandbox: Sandbox) -> list[tuple[str, int]]:
+def coordinator_of(sandbox):
     """Where the coordinator listens."""
     pid = next(pid for pid, command in sandbox.marked().items() if "daemon.ephemeral" in command)
     found = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
     return [(address.ip.removeprefix("::ffff:"), address.port) for address in found]
 
 
-def attempts_to_submit(address: str, secrets: dict[str, bytes], own: TlsFiles) -> None:
+def attempts_to_submit(address, secrets, own):
     """All fail, even with the coordinator's token, which he can't know."""
     tokens = [value.decode() for name, value in secrets.items() if name.endswith("token")]
     for tls in (None, own):
@@ -190,9 +185,7 @@ def attempts_to_submit(address: str, secrets: dict[str, bytes], own: TlsFiles) -
                 client.submit(common_pb2.JobSpec(entry="id", no_python=True, nnodes=1, nproc_per_node=1))
 
 
-def test_who_reads_everything_learns_nothing_that_opens_a_door(
-    hosts: Callable[..., Hosts], sandbox: Sandbox, tmp_path: Path
-) -> None:
+def test_who_reads_everything_learns_nothing_that_opens_a_door(hosts, sandbox, tmp_path):
     pair = hosts()
     pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
     sandbox.wait_until(lambda: all((sandbox.folder / f"joined-{rank}").exists() for rank in (0, 1)), 100)
@@ -223,11 +216,11 @@ def test_who_reads_everything_learns_nothing_that_opens_a_door(
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def flip(number: int) -> Callable[[bytes], bytes]:
+def flip(number):
     """Changes one letter of the ``number``-th message between hosts."""
     passed = 0
 
-    def change(data: bytes) -> bytes:
+    def change(data):
         nonlocal passed
         at = data.find(b'"message": "')
         if at < 0:
@@ -243,21 +236,16 @@ def flip(number: int) -> Callable[[bytes], bytes]:
 
 @pytest.mark.parametrize(
     "number, words",
-    [
-        (1, "Host 1 does not prove"),
-        pytest.param(2, "first host's answer can't be trusted", marks=pytest.mark.full),
-    ],
+    [(1, "Host 1 does not prove"), pytest.param(2, "first host's answer can't be trusted", marks=pytest.mark.full)],
 )
-def test_a_message_that_was_changed_ends_the_job_on_all_hosts(
-    hosts: Callable[..., Hosts], sandbox: Sandbox, number: int, words: str
-) -> None:
+def test_a_message_that_was_changed_ends_the_job_on_all_hosts(hosts, sandbox, number, words):
     pair = hosts(flip(number))
     pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
     refused(pair, words, "somebody changed the message")
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_a_host_with_another_secret_ends_the_job_on_all_hosts(hosts: Callable[..., Hosts], sandbox: Sandbox) -> None:
+def test_a_host_with_another_secret_ends_the_job_on_all_hosts(hosts, sandbox):
     pair = hosts()
     pair.start({"BAGUA_JOB_SECRET": SECRET}, {"BAGUA_JOB_SECRET": SECRET[::-1]})
     refused(pair, "Host 1 does not prove", "BAGUA_JOB_SECRET")
@@ -265,9 +253,7 @@ def test_a_host_with_another_secret_ends_the_job_on_all_hosts(hosts: Callable[..
 
 
 @pytest.mark.full
-def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(
-    hosts: Callable[..., Hosts], sandbox: Sandbox, tmp_path: Path
-) -> None:
+def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(hosts, sandbox, tmp_path):
     for name, mode in (("mine", 0o600), ("everybodys", 0o644)):
         (tmp_path / name).write_text(SECRET)
         (tmp_path / name).chmod(mode)
@@ -277,14 +263,14 @@ def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def refused(pair: Hosts, *words: str) -> None:
+def refused(pair, *words):
     """Both ranks end, each with all these words."""
     for done in pair.finish():
         assert done.code != 0 and all(word in done.text for word in words), done.text
 
 
 @pytest.mark.full
-def test_a_closed_network_does_without_and_says_so(hosts: Callable[..., Hosts], sandbox: Sandbox) -> None:
+def test_a_closed_network_does_without_and_says_so(hosts, sandbox):
     pair = hosts()
     (sandbox.folder / "go").touch()
     pair.start(*[{"BAGUA_INSECURE_RENDEZVOUS": "1"}] * 2)

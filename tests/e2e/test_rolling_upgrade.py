@@ -1,22 +1,15 @@
 """Version 0.1.0 beside this one: daemons go along with either coordinator, the database does not."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bagua.client import Client
 from bagua.proto import common_pb2
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 # They build a wheel, and the core of that release: a minute of a core.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
@@ -28,7 +21,7 @@ BUILD_S = 900.0
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+def old(tmp_path_factory):
     """A prefix of commands that makes them those of the last release."""
     folder = tmp_path_factory.mktemp("release")
     archive = subprocess.run(["git", "-C", ROOT, "archive", RELEASE], capture_output=True)
@@ -63,16 +56,16 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     return prefix
 
 
-def start_coordinator(service: Service, prefix: Sequence[str] = ()) -> None:
+def start_coordinator(service, prefix=()):
     service.coordinator, ready = service.launch("coordinator", "--listen", service.address, prefix=prefix)
     service.address, service._token = ready["address"], Path(ready["token_file"])
 
 
-def client(service: Service) -> Client:
+def client(service):
     return Client(service.address, token=service._token.read_text())
 
 
-def submit(service: Service, entry: str, *args: str, nnodes: int = 2) -> str:
+def submit(service, entry, *args, nnodes=2):
     spec = common_pb2.JobSpec(
         name="rolling",
         entry=entry,
@@ -87,18 +80,18 @@ def submit(service: Service, entry: str, *args: str, nnodes: int = 2) -> str:
         return caller.submit(spec).job_id
 
 
-def stop(process: subprocess.Popen[str] | None) -> None:
+def stop(process):
     assert process is not None
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
 
 
-def versions(service: Service) -> dict[str, str]:
+def versions(service):
     with client(service) as caller:
         return {node.node_id: node.version for node in caller.nodes() if node.connected}
 
 
-def works(service: Service, nnodes: int = 2) -> None:
+def works(service, nnodes=2):
     """Jobs begin on both nodes, or on one of them, have output, fail with words, and are cancelled."""
     done = submit(service, "/bin/sh", "-c", "echo hello from $RANK", nnodes=nnodes)
     service.wait_for_state(done, ("succeeded",), BUILD_S)
@@ -117,7 +110,7 @@ def works(service: Service, nnodes: int = 2) -> None:
     service.wait_for_state(waits, ("cancelled",), 60)
 
 
-def test_the_coordinator_first(idle_service: Service, sandbox: Sandbox, old: Sequence[str]):
+def test_the_coordinator_first(idle_service, sandbox, old):
     """The new coordinator refuses the old database. Beside it, as its words and docs/operations.md say, it works."""
     service = idle_service
     start_coordinator(service, old)
@@ -146,7 +139,7 @@ def test_the_coordinator_first(idle_service: Service, sandbox: Sandbox, old: Seq
     assert check.code == 0, check.text
 
 
-def test_the_daemons_first(idle_service: Service, sandbox: Sandbox, old: Sequence[str]):
+def test_the_daemons_first(idle_service, sandbox, old):
     service = idle_service
     start_coordinator(service, old)
     service.start_node("node-a", 2)
@@ -154,9 +147,7 @@ def test_the_daemons_first(idle_service: Service, sandbox: Sandbox, old: Sequenc
     works(service)
 
 
-def test_an_old_coordinator_refuses_the_new_schema_with_words(
-    idle_service: Service, sandbox: Sandbox, old: Sequence[str]
-):
+def test_an_old_coordinator_refuses_the_new_schema_with_words(idle_service, sandbox, old):
     service = idle_service
     start_coordinator(service)
     stop(service.coordinator)

@@ -1,24 +1,17 @@
 """``bagua run`` as a user sees it: ends, exit codes, words, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.docs import pages
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 FAIL_ON_RANK_1 = """
     import bagua.torch_api as bagua
@@ -66,7 +59,7 @@ STUBBORN = """
 """
 
 
-def pids(sandbox: Sandbox, ranks: int, within: float = 90.0) -> list[int]:
+def pids(sandbox, ranks, within=90.0):
     """The ranks' process ids, once all have written theirs."""
     files = [sandbox.folder / f"pid-{rank}" for rank in range(ranks)]
     sandbox.wait_until(lambda: all(file.exists() for file in files), within)
@@ -74,7 +67,7 @@ def pids(sandbox: Sandbox, ranks: int, within: float = 90.0) -> list[int]:
 
 
 @pytest.mark.full  # the others run scripts, too
-def test_a_script_alone(sandbox: Sandbox) -> None:
+def test_a_script_alone(sandbox):
     script = sandbox.script("hello.py", "import os, sys\nprint('hello', os.environ['RANK'], sys.argv[1:])\n")
     done = sandbox.bagua("run", script, "--epochs", "3", "-m", "--help")
     assert done.code == 0, done.text
@@ -85,7 +78,7 @@ def test_a_script_alone(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full  # test_examples.py has two nodes
-def test_ranks_on_two_nodes(sandbox: Sandbox) -> None:
+def test_ranks_on_two_nodes(sandbox):
     text = "import os\nprint(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK', 'COLOUR')))\n"
     script = sandbox.script("env.py", text)
     done = sandbox.bagua("run", "--nnodes", "2", "--nproc-per-node", "2", "--env", "COLOUR=red", script)
@@ -94,7 +87,7 @@ def test_ranks_on_two_nodes(sandbox: Sandbox) -> None:
     assert sorted(done.out.splitlines()) == expected
 
 
-def test_the_users_environment_reaches_the_script_and_no_credential_of_the_service(sandbox: Sandbox) -> None:
+def test_the_users_environment_reaches_the_script_and_no_credential_of_the_service(sandbox):
     secret = sandbox.folder / "hf"
     secret.write_text("from-a-file\n")
     secret.chmod(0o600)
@@ -104,7 +97,7 @@ def test_the_users_environment_reaches_the_script_and_no_credential_of_the_servi
     assert (done.code, done.out) == (0, "x mine from-a-file none none\n"), done.text
 
 
-def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox: Sandbox) -> None:
+def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox):
     file, value = sandbox.folder / "hf", "s3cret-of-the-run"
     file.write_text(f"{value}\n")
     file.chmod(0o600)
@@ -135,7 +128,7 @@ def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox: Sandbox) -> None:
     assert refused.code and "open to other users" in refused.text and value not in refused.text
 
 
-def test_with_json_standard_output_is_the_document_alone(sandbox: Sandbox) -> None:
+def test_with_json_standard_output_is_the_document_alone(sandbox):
     script = sandbox.script("say.py", "print('something')\n")
     done = sandbox.bagua("run", "--output", "json", "--name", "n1", "--nproc_per_node", "2", script)
     assert done.code == 0, done.text
@@ -148,7 +141,7 @@ def test_with_json_standard_output_is_the_document_alone(sandbox: Sandbox) -> No
 @pytest.mark.parametrize(
     "keep", [["--log-dir", "logs"], *(pytest.param(keep, marks=pytest.mark.full) for keep in (["--keep-state"], []))]
 )
-def test_no_path_in_the_document_is_gone(sandbox: Sandbox, keep: list[str]) -> None:
+def test_no_path_in_the_document_is_gone(sandbox, keep):
     done = sandbox.bagua("run", "--output", "json", *keep, sandbox.script("fail.py", "raise SystemExit(3)\n"))
     assert done.code == 3, done.text
     document = json.loads(done.out)
@@ -157,7 +150,7 @@ def test_no_path_in_the_document_is_gone(sandbox: Sandbox, keep: list[str]) -> N
     assert str(sandbox.runtime / "bagua") not in done.out or "--keep-state" in keep
 
 
-def test_programs_modules_folders_and_logs(sandbox: Sandbox) -> None:
+def test_programs_modules_folders_and_logs(sandbox):
     work = sandbox.folder / "work"
     work.mkdir()
     (work / "module_here.py").write_text("import os\nprint('module in', os.getcwd())\n")
@@ -178,7 +171,7 @@ def test_programs_modules_folders_and_logs(sandbox: Sandbox) -> None:
         (["--nnodes", "0", "x.py"], "--nnodes"),
     ],
 )
-def test_usage_errors(sandbox: Sandbox, arguments: list[str], words: str) -> None:
+def test_usage_errors(sandbox, arguments, words):
     done = sandbox.bagua("run", *arguments)
     assert done.code == 2, done.text
     assert words in done.err
@@ -186,14 +179,14 @@ def test_usage_errors(sandbox: Sandbox, arguments: list[str], words: str) -> Non
     assert done.seconds < SOON_S
 
 
-def test_module_that_does_not_exist(sandbox: Sandbox) -> None:
+def test_module_that_does_not_exist(sandbox):
     done = sandbox.bagua("run", "--nproc-per-node", "2", "-m", "nosuch.module")
     assert done.code == 1, done.text
     assert "No module named" in done.err
     assert "exited with code 1" in done.err
 
 
-def test_state_folder_that_can_not_be_used(sandbox: Sandbox) -> None:
+def test_state_folder_that_can_not_be_used(sandbox):
     blocked = sandbox.folder / "file"
     blocked.write_text("")
     script = sandbox.script("a.py", "")
@@ -205,7 +198,7 @@ def test_state_folder_that_can_not_be_used(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full  # integration/node/test_node_build.py has one, too
-def test_a_core_that_can_not_be_built(sandbox: Sandbox) -> None:
+def test_a_core_that_can_not_be_built(sandbox):
     script = sandbox.script("a.py", "print('never')")
     done = sandbox.bagua("run", script, env={"BAGUA_CACHE_DIR": str(sandbox.folder / "cache"), "CXX": "/bin/false"})
     assert (done.code, done.out) == (1, ""), done.text
@@ -215,7 +208,7 @@ def test_a_core_that_can_not_be_built(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
-def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
+def test_a_rank_that_raises_fails_the_job(sandbox):
     script = sandbox.script("train.py", FAIL_ON_RANK_1)
     done = sandbox.bagua("run", "--nnodes", "2", script)
     assert done.code == 1, done.text
@@ -231,7 +224,7 @@ def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full  # integration/node/test_node_jobs.py kills one, too
-def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
+def test_a_rank_that_is_killed_fails_the_job_soon(sandbox):
     script = sandbox.script("wait.py", WAIT_FOR_RANK_0)
     process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", script)
     victim = pids(sandbox, 2)[1]
@@ -244,7 +237,7 @@ def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def jobs_from_another_terminal(sandbox: Sandbox) -> str:
+def jobs_from_another_terminal(sandbox):
     """The jobs of a run that goes on, asked for as docs/profiling.md says."""
     (block,) = [block for block in pages.of_page("profiling") if "run-*" in block.text]
     command = f'bagua() {{ {shlex.join(sandbox.command)} "$@"; }}\n{block.text}'
@@ -256,7 +249,7 @@ def jobs_from_another_terminal(sandbox: Sandbox) -> str:
 @pytest.mark.parametrize(
     "program", [SLEEP, pytest.param(WAIT_FOR_RANK_0, marks=pytest.mark.full)], ids=["sleep", "wait"]
 )
-def test_ctrl_c_ends_everything(sandbox: Sandbox, program: str) -> None:
+def test_ctrl_c_ends_everything(sandbox, program):
     script = sandbox.script("wait.py", program)
     process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", script)
     pids(sandbox, 2)
@@ -275,7 +268,7 @@ def test_ctrl_c_ends_everything(sandbox: Sandbox, program: str) -> None:
 
 
 @pytest.mark.full  # test_second_ctrl_c_kills_at_once
-def test_ctrl_c_ends_ranks_that_will_not(sandbox: Sandbox) -> None:
+def test_ctrl_c_ends_ranks_that_will_not(sandbox):
     script = sandbox.script("stubborn.py", STUBBORN)
     process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
     pids(sandbox, 2)
@@ -286,7 +279,7 @@ def test_ctrl_c_ends_ranks_that_will_not(sandbox: Sandbox) -> None:
     assert done.code == 130, done.text
 
 
-def test_second_ctrl_c_kills_at_once(sandbox: Sandbox) -> None:
+def test_second_ctrl_c_kills_at_once(sandbox):
     script = sandbox.script("stubborn.py", STUBBORN)
     patient = "from bagua.cli import main, run; run.STOP_GRACE_S = 200.0; main.main()"
     process = sandbox.start(sys.executable, "-P", "-c", patient, "run", "--nproc-per-node", "2", script)
@@ -302,7 +295,7 @@ def test_second_ctrl_c_kills_at_once(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
-def test_ctrl_c_while_starting(sandbox: Sandbox) -> None:
+def test_ctrl_c_while_starting(sandbox):
     script = sandbox.script("a.py", "")
     process = sandbox.start(*sandbox.command, "run", script)
     sandbox.wait_until(lambda: len(sandbox.marked()) > 1, 10)
@@ -315,7 +308,7 @@ def test_ctrl_c_while_starting(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("whom", ["command line", pytest.param("coordinator", marks=pytest.mark.full), "node daemon"])
-def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> None:
+def test_nothing_outlives_a_part_that_is_killed(sandbox, whom):
     script = sandbox.script("sleep.py", SLEEP)
     process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
     ranks = pids(sandbox, 2)
@@ -343,7 +336,7 @@ COUNT = """
 
 
 @pytest.mark.parametrize("options", [(), ("--elastic",)], ids=["static", "elastic"])
-def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox: Sandbox, options: tuple[str, ...]) -> None:
+def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox, options):
     """All processes stand still for longer than a daemon may be without its coordinator."""
     script = sandbox.script("count.py", COUNT)
     process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", *options, script)
@@ -359,7 +352,7 @@ def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox: Sandbox, option
 
 
 @pytest.mark.full  # unit tests draw the bar
-def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
+def test_a_terminal_gets_a_bar(sandbox):
     script = sandbox.script(
         "report.py",
         """
@@ -392,7 +385,7 @@ def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
         assert sum(line.endswith(f"[rank 1] line {step}") for line in lines) == 1, text
 
 
-def read_all(descriptor: int, process: subprocess.Popen[str]) -> str:
+def read_all(descriptor, process):
     """The output of a program to a terminal until it ended."""
     found = b""
     with os.fdopen(descriptor, "rb", buffering=0) as terminal:
@@ -405,11 +398,11 @@ def read_all(descriptor: int, process: subprocess.Popen[str]) -> str:
     return found.decode()
 
 
-def last_line(text: str) -> str:
+def last_line(text):
     return text.rstrip().splitlines()[-1]
 
 
-def test_help_is_quick_and_needs_no_torch(sandbox: Sandbox) -> None:
+def test_help_is_quick_and_needs_no_torch(sandbox):
     done = sandbox.run(sandbox.command[0], "-X", "importtime", "-P", "-m", "bagua.cli.main", "--help")
     assert done.code == 0
     imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
@@ -418,7 +411,7 @@ def test_help_is_quick_and_needs_no_torch(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_other_programs_help_is_theirs(sandbox: Sandbox) -> None:
+def test_other_programs_help_is_theirs(sandbox):
     assert "--database-url" in sandbox.bagua("coordinator", "--help").out
     assert "--data-host" in sandbox.bagua("daemon", "--help").out
     assert "--host" in sandbox.bagua("certs", "--help").out

@@ -1,19 +1,13 @@
 """A service: coordinator, two daemons, and the command line that controls jobs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 TRAIN = """
     import os, pathlib, sys, time
@@ -46,7 +40,7 @@ WAIT = """
 """For tests whose ranks need not exchange anything: a rank that imports torch costs two seconds of a core."""
 
 
-def test_job_from_submit_to_end(service: Service) -> None:
+def test_job_from_submit_to_end(service):
     sandbox = service.sandbox
     stop = sandbox.folder / "stop"
     script = sandbox.script("train.py", TRAIN)
@@ -84,7 +78,7 @@ def test_job_from_submit_to_end(service: Service) -> None:
     assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [0, 0]
 
 
-def test_watching_a_job_that_fails(service: Service) -> None:
+def test_watching_a_job_that_fails(service):
     sandbox = service.sandbox
     script = sandbox.script(
         "fail.py",
@@ -109,7 +103,7 @@ def test_watching_a_job_that_fails(service: Service) -> None:
     assert "no data" in done.err
 
 
-def test_cancelling(service: Service) -> None:
+def test_cancelling(service):
     sandbox = service.sandbox
     script = sandbox.script("wait.py", WAIT)
     job_id = service.submit("--nproc-per-node", "2", script, "never")
@@ -121,7 +115,7 @@ def test_cancelling(service: Service) -> None:
     assert service.json("job", "cancel", job_id)["state"] == "cancelled"
 
 
-def test_more_ranks_than_nodes_offer(service: Service) -> None:
+def test_more_ranks_than_nodes_offer(service):
     sandbox = service.sandbox
     script = sandbox.script("a.py", "")
     done = service.call("job", "submit", "--watch", "--placement-timeout", "1", "--nproc-per-node", "3", script)
@@ -131,7 +125,7 @@ def test_more_ranks_than_nodes_offer(service: Service) -> None:
 
 
 @pytest.mark.full  # integration/coordinator/test_coordinator_restart.py
-def test_a_coordinator_killed_and_started_again(service: Service) -> None:
+def test_a_coordinator_killed_and_started_again(service):
     """The running job does not notice; the new coordinator finds it, and its end."""
     sandbox = service.sandbox
     stop = sandbox.folder / "stop-survivor"
@@ -154,7 +148,7 @@ def test_a_coordinator_killed_and_started_again(service: Service) -> None:
     watcher.wait(timeout=30)
 
 
-def test_leaving_a_watch_leaves_the_job(service: Service) -> None:
+def test_leaving_a_watch_leaves_the_job(service):
     sandbox = service.sandbox
     stop = sandbox.folder / "stop-left"
     script = sandbox.script("wait.py", WAIT)
@@ -175,14 +169,14 @@ def test_leaving_a_watch_leaves_the_job(service: Service) -> None:
 @pytest.mark.parametrize(
     "arguments", [("job", "show", "nosuch"), ("job", "logs", "nosuch"), ("job", "cancel", "nosuch")]
 )
-def test_unknown_jobs(service: Service, arguments: tuple[str, ...]) -> None:
+def test_unknown_jobs(service, arguments):
     done = service.call(*arguments)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: There is no job 'nosuch'.")
     assert len(done.err.splitlines()) == 1
 
 
-def test_no_coordinator(sandbox: Sandbox) -> None:
+def test_no_coordinator(sandbox):
     done = sandbox.bagua("job", "list")
     assert done.code == 1
     assert done.err.startswith("error: No credential")
@@ -197,7 +191,7 @@ def test_no_coordinator(sandbox: Sandbox) -> None:
     assert "without TLS" in done.err
 
 
-def test_a_wrong_token(service: Service) -> None:
+def test_a_wrong_token(service):
     sandbox = service.sandbox
     token = sandbox.folder / "token"
     token.write_text("x" * 43)
@@ -207,7 +201,7 @@ def test_a_wrong_token(service: Service) -> None:
     assert "Traceback" not in done.err
 
 
-def test_port_in_use(service: Service) -> None:
+def test_port_in_use(service):
     sandbox = service.sandbox
     done = sandbox.bagua("coordinator", "--listen", service.address, "--state-dir", sandbox.folder / "other")
     assert done.code == 2, done.text
@@ -215,7 +209,7 @@ def test_port_in_use(service: Service) -> None:
 
 
 @pytest.mark.full  # integration/node/test_node_life.py ends daemons
-def test_service_stops_in_good_order(own_service: Service, sandbox: Sandbox) -> None:
+def test_service_stops_in_good_order(own_service, sandbox):
     service = own_service
     script = sandbox.script("wait.py", WAIT)
     job_id = service.submit("--nnodes", "2", script, "never")
@@ -227,7 +221,7 @@ def test_service_stops_in_good_order(own_service: Service, sandbox: Sandbox) -> 
     assert json.loads((sandbox.state / "node-node-a" / "node.json").read_text())["node_id"] == "node-a"
 
 
-def test_a_secret_reaches_the_ranks_and_no_file(service: Service) -> None:
+def test_a_secret_reaches_the_ranks_and_no_file(service):
     sandbox = service.sandbox
     file, value = sandbox.folder / "hf", "s3cret-of-the-job"
     file.write_text(f"{value}\n")

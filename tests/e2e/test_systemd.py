@@ -1,7 +1,5 @@
 """Coordinator and node daemon as services of systemd: what they say at its socket, and their unit files."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -41,7 +38,7 @@ MOST_EXPOSED = {"bagua-backup.service": 1.5, "bagua-coordinator.service": 1.5, "
 """On the scale of `systemd-analyze security`, from 0 to 10. A node runs programs of its users."""
 
 
-def closed(name: str) -> list[str]:
+def closed(name):
     """The beginning of a command line that runs below the system calls which the unit of that name allows; nothing
     where this machine can't do that."""
     try:
@@ -56,13 +53,13 @@ def closed(name: str) -> list[str]:
 class Manager:
     """systemd's end: a socket at which one service says how it does, and what its unit allows."""
 
-    def __init__(self, folder: Path, name: str, *command: str | Path, **environment: str) -> None:
+    def __init__(self, folder, name, *command, **environment):
         self.path = folder / f"{name}.notify"
         self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.words.bind(str(self.path))
         self.words.settimeout(0.2)
-        self.heard: list[dict[str, str]] = []
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.heard = []
+        self._said = queue.SimpleQueue()
         self._over = threading.Event()
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
@@ -74,13 +71,13 @@ class Manager:
             text=True,
         )
 
-    def _listen(self) -> None:
+    def _listen(self):
         """As systemd does, all the time: the kernel keeps ten messages, and the next one would be lost."""
         while not self._over.is_set():
             with contextlib.suppress(TimeoutError, BlockingIOError):  # a test changes the timeout
                 self._said.put(self.words.recv(4096).decode())
 
-    def until(self, name: str, value: str = "1") -> dict[str, str]:
+    def until(self, name, value="1"):
         """The next message that says so."""
         give_up = time.monotonic() + WAIT_S
         while time.monotonic() < give_up:
@@ -94,7 +91,7 @@ class Manager:
                 return self.heard[-1]
         raise AssertionError(f"{name} was not said: {self.heard}")
 
-    def end(self) -> int:
+    def end(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -108,13 +105,13 @@ class Manager:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Manager]:
+def coordinator(tmp_path):
     manager = Manager(tmp_path, "coordinator", "coordinator", "--listen", "127.0.0.1:0")
     yield manager
     manager.end()
 
 
-def test_services_tell_systemd_how_they_do(tmp_path: Path, coordinator: Manager) -> None:
+def test_services_tell_systemd_how_they_do(tmp_path, coordinator):
     address = coordinator.until("READY")["STATUS"].removeprefix("serving at ")
     coordinator.until("WATCHDOG")
     folders = {name: str(tmp_path / name) for name in ("logs", "run")}
@@ -147,7 +144,7 @@ def test_services_tell_systemd_how_they_do(tmp_path: Path, coordinator: Manager)
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # a training on a busy machine
-def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator: Manager) -> None:
+def test_training_runs_below_the_rules_of_the_units(tmp_path, coordinator):
     if not closed("node"):
         pytest.skip("libseccomp or systemd-analyze is not installed")
     address = coordinator.until("READY")["STATUS"].removeprefix("serving at ")
@@ -167,7 +164,7 @@ def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator:
         node.end()
 
 
-def test_a_stopped_service_is_silent(coordinator: Manager) -> None:
+def test_a_stopped_service_is_silent(coordinator):
     """So that the watchdog sees it."""
     coordinator.until("READY")
     coordinator.process.send_signal(signal.SIGSTOP)
@@ -185,7 +182,7 @@ def test_a_stopped_service_is_silent(coordinator: Manager) -> None:
     coordinator.until("WATCHDOG")
 
 
-def analyze(*arguments: str | Path) -> str:
+def analyze(*arguments):
     """The words of systemd-analyze; its exit code says nothing."""
     command = ["systemd-analyze", "--no-pager", *map(str, arguments)]
     try:
@@ -196,20 +193,20 @@ def analyze(*arguments: str | Path) -> str:
 
 
 @pytest.fixture(params=UNITS, ids=lambda path: path.name)
-def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def unit(request, tmp_path):
     """A unit whose program exists on this machine, whatever is installed."""
-    copy: Path = tmp_path / request.param.name
+    copy = tmp_path / request.param.name
     copy.write_text(request.param.read_text().replace("/usr/bin/bagua", "/bin/true"))
     return copy
 
 
-def test_units_are_understood(unit: Path) -> None:
+def test_units_are_understood(unit):
     assert analyze("verify", "--man=no", unit) == ""
     unit.write_text(re.sub("^Type=.*", "Type=nobody", unit.read_text(), flags=re.MULTILINE))
     assert "nobody" in analyze("verify", "--man=no", unit), "mistakes are found"
 
 
-def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path: Path) -> None:
+def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path):
     """And does not open more than it says."""
     unit = tmp_path / "bagua-node.service"
     unit.write_text((UNITS[0].parent / unit.name).read_text().replace("/usr/bin/bagua", "/bin/true"))
@@ -224,16 +221,16 @@ def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path: Path)
     assert sorted(named.values()) == sorted(made)
 
 
-def _named(text: str, key: str) -> list[str]:
+def _named(text, key):
     return [name for value in re.findall(rf"^{key}=(.+)$", text, re.MULTILINE) for name in value.split()]
 
 
-def test_units_are_closed(unit: Path) -> None:
+def test_units_are_closed(unit):
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", analyze("security", "--offline=true", unit))
     assert found and float(found[1]) <= MOST_EXPOSED[unit.name]
 
 
-def test_units_keep_to_the_hierarchy(unit: Path) -> None:
+def test_units_keep_to_the_hierarchy(unit):
     """Each folder that a unit names is one that systemd makes for it, and that tmpfiles.d knows."""
     text = unit.read_text()
     known = (UNITS[0].parent / "bagua.tmpfiles").read_text()
@@ -244,7 +241,7 @@ def test_units_keep_to_the_hierarchy(unit: Path) -> None:
     assert all(f"d {path.removesuffix('/node')} " in known for path in named)
 
 
-def test_settings_files_name_variables_that_exist() -> None:
+def test_settings_files_name_variables_that_exist():
     """Every line is a setting that is switched off; the coordinator and the daemon take them."""
     from bagua.daemon.coordinator.admin.settings import Settings
 
@@ -265,7 +262,7 @@ def test_settings_files_name_variables_that_exist() -> None:
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd's programs are not installed")
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders get owners")
-def test_the_page_installs_a_service(tmp_path: Path) -> None:
+def test_the_page_installs_a_service(tmp_path):
     """The commands of docs/install.md, into an empty root."""
     [commands] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
     commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
@@ -288,7 +285,7 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
     assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == units
 
 
-def install(host: booted.Booted) -> None:
+def install(host):
     """As the page says, with the program of this environment, and with the core that was compiled for it."""
     [commands] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
     commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
@@ -305,7 +302,7 @@ def install(host: booted.Booted) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # a system starts, on a busy machine
-def test_services_below_a_real_systemd(core: None, tmp_path: Path) -> None:
+def test_services_below_a_real_systemd(core, tmp_path):
     """The page's way, from the files to a backup and back."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)
@@ -341,7 +338,7 @@ def test_services_below_a_real_systemd(core: None, tmp_path: Path) -> None:
         assert host.sh("systemctl show -P Result bagua-node bagua-coordinator").split() == ["success"] * 2
 
 
-def connect(first: booted.Booted, second: booted.Booted) -> None:
+def connect(first, second):
     """A cable between them, with the addresses of the page. The first one's root may enter the second by ssh."""
     find_sshd()
     ends = {f"bga{first.pid}": (first, "10.0.0.1/24"), f"bgb{first.pid}": (second, "10.0.0.2/24")}
@@ -360,7 +357,7 @@ def connect(first: booted.Booted, second: booted.Booted) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # two systems start, on a busy machine
-def test_two_hosts_below_a_real_systemd(core: None, tmp_path: Path) -> None:
+def test_two_hosts_below_a_real_systemd(core, tmp_path):
     """The page's way, with its addresses. A job runs on both, as its node alone has no room for it."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)

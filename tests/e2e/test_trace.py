@@ -1,20 +1,13 @@
 """A job of two nodes that is traced while it runs, and jobs that can't be."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.engines import DEADLINE_S
 from rig.timelines import assert_perfetto_takes, events_of
 
 from bagua.dashboard.app import record_step
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 TRAIN = """
     import pathlib, sys, time
@@ -49,7 +42,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def job(service: Service) -> Iterator[str]:
+def job(service):
     """Trains until the end of the file's tests. Rank 1 computes 50 ms longer."""
     sandbox = service.sandbox
     script = sandbox.script("train.py", TRAIN)
@@ -64,7 +57,7 @@ def job(service: Service) -> Iterator[str]:
     assert done.code != 0 and "has ended (succeeded): only a job that runs can be traced" in done.text
 
 
-def traced(service: Service, job_id: str, *options: str) -> tuple[dict[str, Any], str]:
+def traced(service, job_id, *options):
     """The document that ``bagua job trace`` writes, and what it prints."""
     path = service.sandbox.folder / "trace.json"
     done = service.call("job", "trace", job_id, "-o", path, *options)
@@ -72,7 +65,7 @@ def traced(service: Service, job_id: str, *options: str) -> tuple[dict[str, Any]
     return json.loads(path.read_text()), done.out
 
 
-def test_a_job_is_traced_while_it_runs(service: Service, job: str) -> None:
+def test_a_job_is_traced_while_it_runs(service, job):
     document, out = traced(service, job, "--steps", str(STEPS))
     assert "of 2 ranks; all hosts share one clock" in out and "missing" not in out
     assert_perfetto_takes(document)
@@ -85,7 +78,7 @@ def test_a_job_is_traced_while_it_runs(service: Service, job: str) -> None:
             assert events_of(document, f"host {node}", thread), thread
 
 
-def assert_rank(document: dict[str, Any], name: str) -> None:
+def assert_rank(document, name):
     """Every step has its phases inside it, and every bucket is in every step."""
     training = events_of(document, name, "training")
     steps = [event for event in training if event["cat"] == "step"]
@@ -106,7 +99,7 @@ def assert_rank(document: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.full
-def test_what_a_step_waits_for(service: Service, job: str) -> None:
+def test_what_a_step_waits_for(service, job):
     shown = service.call("job", "show", job).out
     for words in ("% computation", "% waiting for rank 1", "rank 1 on node-b computes"):
         assert words in shown, shown
@@ -115,7 +108,7 @@ def test_what_a_step_waits_for(service: Service, job: str) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_computes_for_long_does_not_block(service: Service, job: str) -> None:
+def test_a_rank_that_computes_for_long_does_not_block(service, job):
     stall = service.sandbox.folder / "stall"
     stall.touch()
     try:
@@ -128,7 +121,7 @@ def test_a_rank_that_computes_for_long_does_not_block(service: Service, job: str
 
 
 @pytest.mark.full
-def test_jobs_that_can_not_be_traced(service: Service, job: str) -> None:
+def test_jobs_that_can_not_be_traced(service, job):
     done = service.call("job", "trace", "job-nothing")
     assert done.code != 0 and "job-nothing" in done.text and "Traceback" not in done.text
     waiting = service.submit("--nnodes", "3", service.sandbox.folder / "train.py", "x", "y")
@@ -143,7 +136,7 @@ OTHER_CLOCK = ("unshare", "--time", "--monotonic", "5000", "--fork")
 
 
 @pytest.mark.full
-def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
+def test_hosts_with_other_clocks_come_on_one(idle_service):
     """CLOCK_MONOTONIC of node-b is 5000 s ahead, as that of another machine may be."""
     if subprocess.run([*OTHER_CLOCK, "true"], capture_output=True).returncode:
         pytest.skip("needs namespaces of time (root, unshare of util-linux 2.33)")
@@ -171,7 +164,7 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     service.wait_for_state(job_id, ["succeeded"], within=DEADLINE_S)
 
 
-def test_one_step_as_the_dashboard_shows_it(service: Service, job: str) -> None:
+def test_one_step_as_the_dashboard_shows_it(service, job):
     with service.client() as client:
         document = record_step(client, job)
     lanes = {f"{process}: {thread}": spans for process, thread, spans in document["lanes"]}

@@ -1,18 +1,11 @@
 """A job that tunes itself in a service, and the commands that show what it found."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from rig.docs import page_scripts
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
-
 
 @pytest.mark.full
-def test_a_job_tunes_itself_and_says_what_it_found(service: Service) -> None:
+def test_a_job_tunes_itself_and_says_what_it_found(service):
     sandbox = service.sandbox
     script = sandbox.script("train.py", page_scripts.of_autotuning())
     assert service.json("tune", "list")["tunings"] == []

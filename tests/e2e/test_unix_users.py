@@ -1,7 +1,5 @@
 """Ranks that run as the Unix user of their submitter: what they can do, and what they can't reach."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,9 +8,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.ranks.elastic import PROGRAM
@@ -22,9 +18,6 @@ import bagua.csrc.build as builder
 from bagua.base.daemon_process import daemon_pid
 from bagua.client import Client
 from bagua.proto import common_pb2
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 DDP = """
 import torch
@@ -99,7 +92,7 @@ print("FACTS", json.dumps({
 class Users:
     """A service whose node runs ranks as their submitters, two of whom have accounts."""
 
-    def __init__(self, service: Service, places: Path) -> None:
+    def __init__(self, service, places):
         self.service = service
         self.places = places
         self.one, self.two = other_users.users()
@@ -118,27 +111,27 @@ class Users:
         bounded = ["setpriv", "--no-new-privs", f"--bounding-set={rights}"]
         self.node = service.start_node("node-u", 8, *self.options, prefix=[*self.way(), *bounded])
 
-    def way(self) -> list[str]:
+    def way(self):
         """The beginning of a command in which others can run Python."""
         return other_users.way(Path(tempfile.mkdtemp(dir=self.service.sandbox.runtime)))
 
-    def administrator(self) -> Client:
+    def administrator(self):
         return Client(self.service.address, token=self.service._token.read_text())
 
-    def client(self, name: str) -> Client:
+    def client(self, name):
         return Client(self.service.address, token=self.tokens[name])
 
-    def until(self, client: Client, job_id: str, *states: common_pb2.JobState.ValueType) -> Any:
-        found: list[Any] = []
+    def until(self, client, job_id, *states):
+        found = []
 
-        def reached() -> bool:
+        def reached():
             found[:] = [client.get(job_id)]
             return found[0].state in states
 
         self.service.sandbox.wait_until(reached, DEADLINE_S, lambda: f"{found} {self.log()}")
         return found[0]
 
-    def log(self) -> str:
+    def log(self):
         return "".join(path.read_text() for path in self.service.sandbox.runtime.glob("daemon-*.log"))
 
 
@@ -148,18 +141,18 @@ LIMITS = "core=0,nofile=4000"
 ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
 
 
-def capabilities() -> list[str]:
+def capabilities():
     """Of a daemon below systemd, as setpriv calls them."""
     (line,) = re.findall(r"^CapabilityBoundingSet=(.+)$", DROP_IN.read_text(), re.MULTILINE)
     return [name.removeprefix("CAP_").lower() for name in line.split()]
 
 
-def output(client: Client, job_id: str) -> str:
+def output(client, job_id):
     return b"".join(chunk.data for chunk in client.logs(job_id)).decode()
 
 
 @pytest.fixture(scope="module")
-def users(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+def users(core, tmp_path_factory):
     from tests.e2e.conftest import Sandbox, Service
 
     sandbox = Sandbox(tmp_path_factory.mktemp("users"))
@@ -172,7 +165,7 @@ def users(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User
         shutil.rmtree(places)
 
 
-def test_a_job_runs_as_its_user_and_reaches_nothing_of_another(users: Users) -> None:
+def test_a_job_runs_as_its_user_and_reaches_nothing_of_another(users):
     sandbox = users.service.sandbox
     project = sandbox.folder / "project"
     project.mkdir(exist_ok=True)
@@ -226,8 +219,8 @@ def test_a_job_runs_as_its_user_and_reaches_nothing_of_another(users: Users) -> 
     assert not any("sleep 1000" in line for line in sandbox.marked().values()), "root ends what another user left"
 
 
-def test_jobs_without_a_user_of_their_own_are_refused(users: Users) -> None:
-    def reason(client: Client, **words: Any) -> str:
+def test_jobs_without_a_user_of_their_own_are_refused(users):
+    def reason(client, **words):
         job = client.submit(script="/bin/true", no_python=True, **{"workdir": "/", **words})
         ended = users.until(client, job.job_id, *ENDED)
         assert ended.state == common_pb2.JOB_STATE_FAILED
@@ -248,7 +241,7 @@ def test_jobs_without_a_user_of_their_own_are_refused(users: Users) -> None:
         assert "Permission denied" in reason(one, workdir=str(closed))
 
 
-def test_who_is_not_root_can_not_choose_users(users: Users) -> None:
+def test_who_is_not_root_can_not_choose_users(users):
     other = users.one
     state = users.places / "state"
     state.mkdir(mode=0o700)
@@ -262,7 +255,7 @@ def test_who_is_not_root_can_not_choose_users(users: Users) -> None:
 
 
 @pytest.mark.full
-def test_ranks_of_a_user_outlive_the_daemon(users: Users) -> None:
+def test_ranks_of_a_user_outlive_the_daemon(users):
     (users.out / "elastic.py").write_text(PROGRAM)
     with users.client(users.one.pw_name) as one:
         job = one.submit(script="elastic.py", nproc_per_node=2, elastic=True, workdir=users.out)
@@ -277,7 +270,7 @@ def test_ranks_of_a_user_outlive_the_daemon(users: Users) -> None:
         assert users.until(one, job.job_id, *ENDED).state == common_pb2.JOB_STATE_SUCCEEDED
 
 
-TRAINING: dict[str, tuple[dict[str, Any], str]] = {
+TRAINING = {
     "digits": ({"script": "bagua.examples.digits", "module": True}, "held-out accuracy"),
     "torch.distributed": ({"script": "ddp.py"}, "of 2 has it"),
     "checkpoints": ({"script": "checkpoints.py", "checkpoint_dir": "checkpoints"}, "begins with 0"),
@@ -287,7 +280,7 @@ TRAINING: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arguments", "words"), TRAINING.values(), ids=TRAINING.keys())
-def test_training_of_a_user(users: Users, arguments: dict[str, Any], words: str) -> None:
+def test_training_of_a_user(users, arguments, words):
     if "env" in arguments:
         builder.build(extension=builder.C10D)  # the user has no home to build it in
     for name, text in (("ddp.py", DDP), ("checkpoints.py", CHECKPOINTS)):

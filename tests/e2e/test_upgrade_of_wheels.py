@@ -1,8 +1,6 @@
 """The rolling upgrade of docs/operations.md, between wheels of this tree: one of another version that talks with this
 one, and one that does not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -10,9 +8,8 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.limits import SOON_S
@@ -20,9 +17,6 @@ from rig.ranks.elastic import PROGRAM
 
 import bagua
 from bagua.csrc.wire_version import WIRE_VERSION
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # wheels are built
 
@@ -37,7 +31,7 @@ Install = Callable[[str, str], tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def wheels(tmp_path_factory):
     """Wheels of this tree. They share the compiled core: numbers are no part of it."""
     source = tmp_path_factory.mktemp("source")
     named = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
@@ -48,7 +42,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {name: build(source, version, number) for name, (version, number) in VERSIONS.items()}
 
 
-def build(source: Path, version: str, number: int) -> Path:
+def build(source, version, number):
     for file, pattern, text in (
         ("client/__init__.py", r'__version__ = ".*"', f'__version__ = "{version}"'),
         ("csrc/wire_version.py", r"WIRE_VERSION = \d+", f"WIRE_VERSION = {number}"),
@@ -65,10 +59,10 @@ def build(source: Path, version: str, number: int) -> Path:
 
 
 @pytest.fixture
-def install(wheels: Mapping[str, Path], sandbox: Sandbox) -> Install:
+def install(wheels, sandbox):
     """Installs a wheel on a machine, over the one that was there; the prefix of commands there."""
 
-    def put(machine: str, name: str) -> tuple[str, ...]:
+    def put(machine, name):
         place = sandbox.folder / f"packages-{machine}"
         shutil.rmtree(place, ignore_errors=True)
         zipfile.ZipFile(wheels[name]).extractall(place)
@@ -77,7 +71,7 @@ def install(wheels: Mapping[str, Path], sandbox: Sandbox) -> Install:
     return put
 
 
-def start(service: Service, install: Install) -> None:
+def start(service, install):
     """A coordinator that was upgraded first, and two nodes that were not."""
     service.coordinator, ready = service.launch(
         "coordinator", "--listen", service.address, prefix=install("coordinator", "does not")
@@ -87,30 +81,30 @@ def start(service: Service, install: Install) -> None:
         service.start_node(name, 1, prefix=install(name, "now"))
 
 
-def releases(service: Service) -> dict[str, tuple[str, int]]:
+def releases(service):
     with service.client() as client:
         return {node.node_id: (node.version, node.wire_version) for node in client.nodes()}
 
 
-def seen(service: Service, job_id: str, holds: Callable[[Any], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = service.sandbox.wait_until(
+def seen(service, job_id, holds):
+    found = service.sandbox.wait_until(
         lambda: (job := service.job(job_id)) and holds(job) and job, 2 * SOON_S, lambda: str(service.job(job_id))
     )
     return found
 
 
-def runs_on(job: Mapping[str, Any]) -> dict[str, int]:
+def runs_on(job):
     return {rank["node_id"]: rank["pid"] for rank in job["ranks"]} if job["state"] == "running" else {}
 
 
-def steps(service: Service, job: Mapping[str, Any]) -> None:
+def steps(service, job):
     """The ranks add up numbers in the generation that is there now."""
     line = f"generation {job['generation']} "
     logs = [Path(rank["log_path"]) for rank in job["ranks"]]
     service.sandbox.wait_until(lambda: all(line in log.read_text() for log in logs), SOON_S)
 
 
-def test_a_release_that_talks_takes_over_below_the_ranks(idle_service: Service, sandbox: Sandbox, install: Install):
+def test_a_release_that_talks_takes_over_below_the_ranks(idle_service, sandbox, install):
     """Old ranks take a newcomer with new code."""
     service = idle_service
     start(service, install)
@@ -133,7 +127,7 @@ def test_a_release_that_talks_takes_over_below_the_ranks(idle_service: Service, 
     assert service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)["state"] == "succeeded"
 
 
-def test_a_release_that_does_not_talk_gets_jobs_of_its_own(idle_service: Service, sandbox: Sandbox, install: Install):
+def test_a_release_that_does_not_talk_gets_jobs_of_its_own(idle_service, sandbox, install):
     """Whatever is installed meanwhile, the job goes on; words name both releases."""
     service = idle_service
     start(service, install)

@@ -1,11 +1,7 @@
 """Parts that tests of checkpoints in the background share."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
-import torch
 from torch import nn
 
 WIDTH = 8
@@ -14,7 +10,7 @@ WIDTH = 8
 class Net(nn.Module):
     """With buffers that differ between ranks, and random numbers of each rank."""
 
-    def __init__(self, width: int = WIDTH) -> None:
+    def __init__(self, width=WIDTH):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(width, 4 * width),
@@ -24,17 +20,17 @@ class Net(nn.Module):
             nn.Linear(4 * width, width),
         )
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(inputs)
+    def forward(self, inputs):
+        found = self.layers(inputs)
         return found
 
 
-def await_true(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+def await_true(condition, within_s=60.0):
     until = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.001)
 
 
-def folder_of(number: int) -> str:
+def folder_of(number):
     return f"step_{number:010d}"

@@ -4,15 +4,12 @@
 whose daemon is killed or stopped. Commands are methods of ``Host`` whose names begin with ``do_``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # whatever PYTHONSAFEPATH says
 
@@ -23,21 +20,21 @@ from rig.engines import open_engine
 class Host:
     """Engines by name: several jobs may be on one host."""
 
-    def __init__(self, core: str) -> None:
+    def __init__(self, core):
         self.core = build._load(Path(core))
-        self.engines: dict[str, Any] = {}
+        self.engines = {}
 
-    def do_open(self, job: str, tokens: dict[str, str], job_key: str, **options: Any) -> dict[str, Any]:
+    def do_open(self, job, tokens, job_key, **options):
         of_rank = {int(rank): bytes.fromhex(token) for rank, token in tokens.items()}
         key = bytes.fromhex(job_key)
         self.engines[job] = open_engine(self.core, tokens=of_rank, job_key=key, job_id=job, **options)
         return {"address": self.engines[job].address()}
 
-    def do_peers(self, job: str, addresses: list[str]) -> dict[str, Any]:
+    def do_peers(self, job, addresses):
         self.engines[job].set_peers(addresses)
         return {}
 
-    def do_state(self, job: str, longer_than_s: float = 0.0) -> dict[str, Any]:
+    def do_state(self, job, longer_than_s=0.0):
         engine = self.engines[job]
         return {
             "stats": engine.stats(),
@@ -46,13 +43,13 @@ class Host:
             "events": engine.events(),
         }
 
-    def do_know_step(self, job: str) -> dict[str, Any]:
+    def do_know_step(self, job):
         """Waits until the engine knows how long a training step takes."""
         while not self.engines[job].step_s():
             time.sleep(0.05)
         return {"step_s": self.engines[job].step_s()}
 
-    def do_error(self, job: str) -> dict[str, Any]:
+    def do_error(self, job):
         """Waits until the engine has failed."""
         engine = self.engines[job]
         while not engine.error():
@@ -60,7 +57,7 @@ class Host:
             engine.events()
         return {"error": engine.error()}
 
-    def do_await(self, job: str, kind: str) -> dict[str, Any]:
+    def do_await(self, job, kind):
         """Waits until the engine tells of something of this kind; the event, and when it was seen."""
         engine = self.engines[job]
         while True:
@@ -69,13 +66,13 @@ class Host:
                     return {**event, "at": time.monotonic()}
             select.select([engine.event_fd()], [], [], 5.0)
 
-    def do_regroup(self, job: str, tokens: dict[str, str] | None = None, **generation: Any) -> dict[str, Any]:
+    def do_regroup(self, job, tokens=None, **generation):
         of_member = {int(member): bytes.fromhex(token) for member, token in (tokens or {}).items()}
         began = time.monotonic()
         self.engines[job].regroup(tokens=of_member, **generation)
         return {"address": self.engines[job].address(), "took": time.monotonic() - began}
 
-    def do_resources(self) -> dict[str, Any]:
+    def do_resources(self):
         """Descriptors and threads of this process, its resident memory in bytes."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {
@@ -84,12 +81,12 @@ class Host:
             "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         }
 
-    def do_close(self, job: str) -> dict[str, Any]:
+    def do_close(self, job):
         self.engines.pop(job).close()  # and its descriptor of events goes with it
         return {}
 
 
-def main() -> None:
+def main():
     host = Host(json.loads(sys.argv[1])["core"])
     print("{}", flush=True)
     while line := sys.stdin.readline():

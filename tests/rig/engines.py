@@ -1,8 +1,6 @@
 """The rig of all tests that start engines: an engine with the settings of tests, programs that answer lines, and a job
 whose engines live in the test's process. ``engine_main.py`` is the program that holds engines for other tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -10,9 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bagua.csrc import load
 
@@ -20,9 +16,7 @@ DEADLINE_S = 120.0
 ENGINE_MAIN = Path(__file__).with_name("engine_main.py")
 
 
-def open_engine(
-    core: Any, hosts: Sequence[Sequence[int]], index: int, socket: str, tokens: dict[int, bytes], **options: Any
-) -> Any:
+def open_engine(core, hosts, index, socket, tokens, **options):
     """The engine of host ``index`` on loopback; ``tokens`` may hold those of other hosts' ranks too."""
     settings = {"job_id": "test", "generation": 1, "job_key": b"k" * 32, "listen": "127.0.0.1:0", **options}
     mine = {rank: tokens[rank] for rank in hosts[index]}
@@ -31,7 +25,7 @@ def open_engine(
     )
 
 
-def open_lobby(core: Any, members: Sequence[int], socket: str, tokens: dict[int, bytes], **options: Any) -> Any:
+def open_lobby(core, members, socket, tokens, **options):
     """The engine of a host that has these newcomers alone, on loopback."""
     settings = {"job_id": "test", "generation": 1, "job_key": b"k" * 32, "listen": "127.0.0.1:0", **options}
     ranks = [list(range(len(members)))]
@@ -54,14 +48,7 @@ class Failure(AssertionError):
 class Program:
     """A Python program of the tests that gets one JSON document as its argument and answers lines with JSON lines."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        argument: dict[str, Any],
-        environment: dict[str, str] | None = None,
-        prefix: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, name, path, argument, environment=None, prefix=()):
         self.name = name
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(environment or {})}
         command = [*prefix, sys.executable, str(path), json.dumps(argument)]
@@ -71,18 +58,18 @@ class Program:
         self._rest = b""
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self.process.pid
 
-    def write(self, line: str = "") -> None:
+    def write(self, line=""):
         """A line as it is; an empty one ends a ``pause`` of a script."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
-    def say(self, do: str, **more: Any) -> None:
+    def say(self, do, **more):
         self.write(json.dumps({"do": do, **more}))
 
-    def answer(self, timeout: float = DEADLINE_S) -> dict[str, Any]:
+    def answer(self, timeout=DEADLINE_S):
         """The next line that it prints. Raises Failure."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -95,17 +82,17 @@ class Program:
                 raise Failure(f"{self.name} ended without an answer, with {self.process.wait()}")
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
+        found = json.loads(line)
         return found
 
-    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[str, Any]:
+    def ask(self, do, timeout=DEADLINE_S, **more):
         self.say(do, **more)
         return self.answer(timeout)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number):
         self.process.send_signal(number)
 
-    def end(self) -> None:
+    def end(self):
         self.process.kill()  # ends a stopped one too
         self.process.communicate()
 
@@ -113,7 +100,7 @@ class Program:
 class EngineJob:
     """One job: an engine for each host in this process and, once started, a program for each rank."""
 
-    def __init__(self, folder: Path, hosts: Sequence[Sequence[int]], **options: Any) -> None:
+    def __init__(self, folder, hosts, **options):
         """``job_key`` and ``encryption`` may be a list with one value for each host."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.tokens = {rank: secrets.token_bytes(32) for ranks in hosts for rank in ranks}
@@ -123,9 +110,9 @@ class EngineJob:
         for index, socket in enumerate(self.sockets):
             mine = {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
             self.engines.append(open_engine(load(), self.hosts, index, socket, self.tokens, **mine))
-        self.ranks: dict[int, Program] = {}
+        self.ranks = {}
 
-    def add_host(self, members: Sequence[int], **options: Any) -> None:
+    def add_host(self, members, **options):
         """One more host, whose engine has its newcomers alone."""
         self.hosts.append(list(members))
         self.sockets.append(str(self.folder / f"{secrets.token_hex(4)}.sock"))
@@ -134,15 +121,15 @@ class EngineJob:
         settings = {name: value for name, value in {**self.options, **options}.items() if name != "elastic"}
         self.engines.append(open_lobby(load(), members, self.sockets[-1], mine, **settings))
 
-    def connect(self) -> None:
+    def connect(self):
         """Tells every engine where the others are."""
         for engine in self.engines:
             engine.set_peers([peer.address() for peer in self.engines])
 
-    def host_of(self, rank: int) -> int:
+    def host_of(self, rank):
         return next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
 
-    def task(self, rank: int, script: str, **more: Any) -> dict[str, Any]:
+    def task(self, rank, script, **more):
         """The argument of a rank's program."""
         return {
             "core": load().__file__,
@@ -153,25 +140,25 @@ class EngineJob:
             **more,
         }
 
-    def line(self, rank: int, timeout: float = DEADLINE_S) -> dict[str, Any]:
+    def line(self, rank, timeout=DEADLINE_S):
         """The next line that ``rank`` prints. Raises Failure with who waits for whom."""
         try:
             return self.ranks[rank].answer(timeout)
         except Failure as failure:
             raise Failure("\n".join([str(failure), *(engine.waiting(0.0) for engine in self.engines)])) from None
 
-    def lines(self, ranks: Iterable[int] | None = None, timeout: float = DEADLINE_S) -> dict[int, dict[str, Any]]:
+    def lines(self, ranks=None, timeout=DEADLINE_S):
         return {rank: self.line(rank, timeout) for rank in (self.ranks if ranks is None else ranks)}
 
-    def go_on(self, rank: int) -> None:
+    def go_on(self, rank):
         """Ends a ``pause`` of a script."""
         self.ranks[rank].write()
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank):
         self.ranks[rank].process.kill()
         self.ranks[rank].process.wait()
 
-    def stop(self) -> None:
+    def stop(self):
         for engine in self.engines:
             engine.close()
         for rank in self.ranks.values():

@@ -1,14 +1,11 @@
 """Processes of a test wait for each other by files: what they wait for comes without them."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 DEADLINE_S = 120.0
 
 
-def await_file(path: Path, limit_s: float = DEADLINE_S) -> None:
+def await_file(path, limit_s=DEADLINE_S):
     """Returns when it is there. For hangs alone it raises AssertionError."""
     deadline = time.monotonic() + limit_s
     while not path.exists():

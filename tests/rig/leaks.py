@@ -1,10 +1,7 @@
 """Where a secret can be read by somebody who should not: command lines, environments, files, output."""
 
-from __future__ import annotations
-
 import secrets
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 HOLD = """
@@ -19,7 +16,7 @@ HOLD = """
 """A program of ranks that tells which secret it has, and waits for the file "stop"."""
 
 
-def secret_file(folder: Path) -> str:
+def secret_file(folder):
     """Writes a new secret to ``hf.token`` there; its value."""
     value = secrets.token_hex(16)
     path = folder / "hf.token"
@@ -28,24 +25,24 @@ def secret_file(folder: Path) -> str:
     return value
 
 
-def assert_kept(secret: str, given: Path, *folders: Path) -> None:
+def assert_kept(secret, given, *folders):
     """The ranks of HOLD have it, and nobody else: it lies in the file ``given`` alone. ``folders``: of all programs."""
     assert in_command_lines(secret) == []
     assert in_environments(secret, but=b"RANK") == [] and in_environments(secret, but=b"") != []
     assert in_files(secret, *folders) == {str(given): 0o600}
 
 
-def in_command_lines(secret: str) -> list[str]:
+def in_command_lines(secret):
     """Command lines of this machine's processes that have it, which every user can read."""
     return [where for where, _ in _processes("cmdline", secret)]
 
 
-def in_environments(secret: str, but: bytes) -> list[str]:
+def in_environments(secret, but):
     """Processes that were started with it in their environment; not those that have the variable ``but`` as well."""
     return [where for where, text in _processes("environ", secret) if b"\0" + but + b"=" not in b"\0" + text]
 
 
-def in_files(secret: str, *folders: Path) -> dict[str, int]:
+def in_files(secret, *folders):
     """Files below the folders that have it, with their permissions."""
     found = {}
     for path in (path for folder in folders for path in folder.rglob("*")):
@@ -58,7 +55,7 @@ def in_files(secret: str, *folders: Path) -> dict[str, int]:
     return found
 
 
-def _processes(name: str, secret: str) -> Iterator[tuple[str, bytes]]:
+def _processes(name, secret):
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / name).read_bytes()

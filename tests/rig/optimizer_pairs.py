@@ -1,8 +1,6 @@
 """Pairs of a plain optimizer and a fused one over the same parameters, which take the same steps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,12 +28,12 @@ SHAPES = [
 ]
 
 
-def parameters(dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:
+def parameters(dtype=torch.float32, shapes=SHAPES):
     generator = torch.Generator().manual_seed(3)
     return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
-def gradients(step: int, some: Sequence[torch.Tensor], keep: bool = False, lacking: bool = False) -> None:
+def gradients(step, some, keep=False, lacking=False):
     """``keep``: as with set_to_none=False. ``lacking``: in each step some parameters have none."""
     generator = torch.Generator().manual_seed(100 + step)
     for number, parameter in enumerate(some):
@@ -48,7 +46,7 @@ def gradients(step: int, some: Sequence[torch.Tensor], keep: bool = False, lacki
             parameter.grad = found
 
 
-def differences(plain: Any, fused: Any) -> list[str]:
+def differences(plain, fused):
     """Of parameters and state."""
     found = []
     for one, other in zip(members(plain), members(fused), strict=True):
@@ -64,11 +62,11 @@ def differences(plain: Any, fused: Any) -> list[str]:
     return found
 
 
-def members(optimizer: Any) -> list[torch.Tensor]:
+def members(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def pair(make: Make, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[Any, Any]:
+def pair(make, dtype=torch.float32, **settings):
     """A plain optimizer and a fused one, with two groups each, on equal parameters."""
     made = []
     for _ in range(2):
@@ -78,7 +76,7 @@ def pair(make: Make, dtype: torch.dtype = torch.float32, **settings: Any) -> tup
     return made[0], fuse_optimizer(made[1], **settings)
 
 
-def train(plain: Any, fused: Any, steps: int = 6, first: int = 0, **settings: Any) -> None:
+def train(plain, fused, steps=6, first=0, **settings):
     for step in range(first, first + steps):
         gradients(step, members(plain), **settings)
         gradients(step, members(fused), **settings)
@@ -87,5 +85,5 @@ def train(plain: Any, fused: Any, steps: int = 6, first: int = 0, **settings: An
         assert differences(plain, fused) == [], f"step {step}"
 
 
-def adam(groups: Any) -> torch.optim.Optimizer:
+def adam(groups):
     return torch.optim.Adam(groups, lr=0.01)

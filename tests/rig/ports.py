@@ -4,8 +4,6 @@ Whoever dials, or binds port 0, gets one from the kernel's range; in a run of ma
 has just left. So these lie below that range, where it leaves room.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket
@@ -15,18 +13,18 @@ _LEAST = 10_000
 _TRIES = 1000
 
 
-def free_port() -> int:
+def free_port():
     """One that nobody has."""
     return free_ports(1)[0]
 
 
-def free_ports(number: int) -> list[int]:
+def free_ports(number):
     """Different ones that nobody has."""
     with contextlib.ExitStack() as stack:
         return [_bind(stack.enter_context(socket.socket())) for _ in range(number)]
 
 
-def _bind(probe: socket.socket) -> int:
+def _bind(probe):
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if first >= 2 * _LEAST:
         chance = random.SystemRandom()  # workers of one run have the same seed

@@ -1,19 +1,17 @@
 """Programs that tests drive, such as Chromium and Redis."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
 import pytest
 
 
-def find(name: str) -> str:
+def find(name):
     """Returns the path of a program, or "", also where only root has it in PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin") or ""
 
 
-def program(name: str) -> str:
+def program(name):
     """The path of one that ``deploy/dev.py test`` installs. Where it is missing, the test is skipped, and fails in
     CI."""
     if found := find(name):

@@ -4,36 +4,33 @@ A share is a file, because the tests of a file use the same daemons, ranks and b
 busy when all others are done are divided further.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 Divide = Callable[[str], str]
 """Name of a test without its file, as ``test_x[a-b]`` -> name of the test's share of the file."""
 
 
-def each(name: str) -> str:
+def each(name):
     """Each test by itself: the tests have nothing in common."""
     return name
 
 
-def by_function(name: str) -> str:
+def by_function(name):
     """All cases of a function together."""
     return name.partition("[")[0]
 
 
-def by_build(name: str) -> str:
+def by_build(name):
     """Tests of the same build of the native code: the first one waits for the compiler."""
     return name.partition("[")[2].partition("-")[0]
 
 
-def by_world(name: str) -> str:
+def by_world(name):
     """Tests of the same ranks (contract/test_algorithms.py)."""
     return name.partition("[")[2].partition("-")[0]
 
 
-LONG: dict[str, Divide | None] = {
+LONG = {
     "native/test_native.py": by_build,
     "contract/test_algorithms.py": by_world,
     "simulation/test_control_plane.py": each,
@@ -45,7 +42,6 @@ LONG: dict[str, Divide | None] = {
     "e2e/test_ephemeral.py": each,
     "e2e/test_examples.py": each,
     "e2e/test_run.py": each,
-    "bench/test_accuracy.py": each,
     "bench/test_smoke.py": each,
     "soak/test_soak.py": None,
 }
@@ -54,13 +50,13 @@ TOGETHER = {"integration/frameworks/test_lightning_elastic.py": "integration/fra
 """Files whose tests run in the process of another file: both fork ranks from one that has imported Lightning."""
 
 
-def place_in_order(nodeid: str) -> int:
+def place_in_order(nodeid):
     """The lower, the earlier."""
     file = nodeid.partition("::")[0].removeprefix("tests/")
     return next((number for number, name in enumerate(LONG) if name == file), len(LONG))
 
 
-def share_of(nodeid: str) -> str:
+def share_of(nodeid):
     """Name of the share that a test belongs to."""
     path, _, name = nodeid.partition("::")
     prefix = path[: len(path) - len(path.removeprefix("tests/"))]
@@ -69,15 +65,15 @@ def share_of(nodeid: str) -> str:
     return f"{prefix}{file}" if divide is None else f"{prefix}{file}::{divide(name)}"
 
 
-def scheduler(config: Any, log: Any) -> Any:
+def scheduler(config, log):
     """The scheduler of pytest-xdist that keeps shares together, in the order of the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Sharing(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
+        def _split_scope(self, nodeid):
             return share_of(nodeid)
 
-        def _reschedule(self, node: Any) -> None:
+        def _reschedule(self, node):
             # xdist 3.8 hands on all shares of a process that crashed, also those that are done. A process that got one
             # would wait for its tests without end.
             for share in [name for name, tests in self.workqueue.items() if all(tests.values())]:

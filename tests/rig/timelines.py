@@ -1,12 +1,9 @@
 """Looks into traces of jobs, as documents of Chrome trace events."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 
-def events_of(document: dict[str, Any], name: str, thread: str) -> list[dict[str, Any]]:
+def events_of(document, name, thread):
     """Events of a thread of a process, in the order of the file."""
     events = document["traceEvents"]
     pid = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == name)
@@ -16,10 +13,10 @@ def events_of(document: dict[str, Any], name: str, thread: str) -> list[dict[str
     return [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (pid, tid)]
 
 
-def assert_perfetto_takes(document: dict[str, Any]) -> None:
+def assert_perfetto_takes(document):
     """Fails unless the document has all that its importer of JSON needs, and events of a thread nest."""
     document = json.loads(json.dumps(document))
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    threads = {}
     for event in document["traceEvents"]:
         assert event["ph"] in "XM" and event["name"]
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
@@ -29,7 +26,7 @@ def assert_perfetto_takes(document: dict[str, Any]) -> None:
             threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
     for spans in threads.values():
         assert spans == sorted(spans, key=lambda one: (one[0], -one[1]))
-        around: list[float] = []
+        around = []
         for begin, end in spans:
             while around and around[-1] <= begin + 1e-3:
                 around.pop()

@@ -1,7 +1,5 @@
 """Parts of torch that moved, or came, after version 2.4, for tests: None where there is none."""
 
-from __future__ import annotations
-
 import torch
 from torch.distributed import fsdp
 

@@ -4,8 +4,6 @@
 FOLDER/rank-N.json at the end: operations, bytes, groups, and what was wrong.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -14,7 +12,6 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "data_plane"))  # whatever PYTHONSAFEPATH says
 
@@ -42,7 +39,7 @@ WITH_CODEC = "codec" in inspect.signature(bagua.allreduce).parameters
 
 
 class Soak:
-    def __init__(self, seed: int, max_bytes: int) -> None:
+    def __init__(self, seed, max_bytes):
         self.draw = random.Random(seed)  # the same on all ranks
         self.max_bytes = max_bytes
         self.rank, self.world = bagua.get_rank(), bagua.get_world_size()
@@ -52,24 +49,24 @@ class Soak:
         self.members, self.group = self.everyone, communicators(self.session).world
         self.number, self.groups, self.bytes = 0, 0, 0
         self.digest = 0
-        self.wrong: list[str] = []
+        self.wrong = []
 
     # ---- one operation
 
-    def tensor(self, count: int, dtype: str, shared: bool) -> torch.Tensor:
+    def tensor(self, count, dtype, shared):
         make = bagua.empty if shared else torch.empty
         return make(count, dtype=DTYPES[dtype])
 
-    def input(self, case: dict[str, Any], rank: int, first: int, count: int) -> reference.Array:
+    def input(self, case, rank, first, count):
         values = reference.table(case["dtype"], case["op"], False)
         return reference.window(first, count, rank, case["number"], values)
 
-    def source(self, case: dict[str, Any], count: int) -> torch.Tensor:
+    def source(self, case, count):
         made = self.tensor(count, case["dtype"], case["shared"][0])
         bits(made)[:] = self.input(case, self.rank, 0, count)
         return made
 
-    def step(self) -> None:
+    def step(self):
         """The next operation of the plan."""
         self.number += 1
         draw, kind = self.draw, self.draw.choice(KINDS)
@@ -88,7 +85,7 @@ class Soak:
         elif self.rank in members:
             self.run(case, nbytes // reference.SIZE[dtype] // len(members), members, root)
 
-    def run(self, case: dict[str, Any], count: int, members: list[int], root: int) -> None:
+    def run(self, case, count, members, root):
         comm = communicators(self.session).world if case["world"] else self.group
         result = getattr(self, f"on_{case['kind']}")(case, count, members, comm, root)
         self.bytes += count * len(members) * reference.SIZE[case["dtype"]]
@@ -97,7 +94,7 @@ class Soak:
             if case["world"] and case["kind"] in SAME_EVERYWHERE:
                 self.digest = zlib.crc32(bits(result[0]).view(np.uint8), self.digest)
 
-    def regroup(self) -> None:
+    def regroup(self):
         """Some of the ranks make a communicator of their own; the one before goes."""
         self.groups += 1
         if self.groups > 1 and self.rank in self.members:
@@ -110,10 +107,10 @@ class Soak:
 
     # ---- kinds: (result, function from (first, count) to (what is right, how far a result may lie))
 
-    def on_barrier(self, case: Any, count: int, members: Any, comm: Any, root: int) -> None:
+    def on_barrier(self, case, count, members, comm, root):
         bagua.barrier(comm)
 
-    def on_allreduce(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_allreduce(self, case, count, members, comm, root):
         result = self.tensor(count, case["dtype"], case["shared"][1])
         if WITH_CODEC and case["coded"] and case["dtype"] == "float32" and case["op"] in ("SUM", "AVG"):
             codec = codecs.python_codec(case["codec"])
@@ -122,49 +119,49 @@ class Soak:
         bagua.allreduce(self.source(case, count), result, self.op(case), comm)
         return result, self.reduction(case, members)
 
-    def on_allreduce_inplace(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_allreduce_inplace(self, case, count, members, comm, root):
         result = self.source(case, count)
         bagua.allreduce_inplace(result, self.op(case), comm)
         return result, self.reduction(case, members)
 
-    def on_reduce(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_reduce(self, case, count, members, comm, root):
         result = self.tensor(count, case["dtype"], case["shared"][1])
         bagua.reduce(self.source(case, count), result, root, self.op(case), comm)
         return (result, self.reduction(case, members)) if members[root] == self.rank else None
 
-    def on_reduce_scatter(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_reduce_scatter(self, case, count, members, comm, root):
         result = self.tensor(count, case["dtype"], case["shared"][1])
         bagua.reduce_scatter(self.source(case, count * len(members)), result, self.op(case), comm)
         return result, self.reduction(case, members, shift=members.index(self.rank) * count)
 
-    def on_broadcast(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_broadcast(self, case, count, members, comm, root):
         result = self.source(case, count)
         bagua.broadcast(result, root, comm)
         return result, self.moves(case, [(0, count, members[root], 0)])
 
-    def on_allgather(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_allgather(self, case, count, members, comm, root):
         result = self.tensor(count * len(members), case["dtype"], case["shared"][1])
         bagua.allgather(self.source(case, count), result, comm)
         return result, self.moves(case, [(i * count, count, rank, 0) for i, rank in enumerate(members)])
 
-    def on_gather(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_gather(self, case, count, members, comm, root):
         result = self.tensor(count * len(members), case["dtype"], case["shared"][1])
         bagua.gather(self.source(case, count), result, root, comm)
         places = [(i * count, count, rank, 0) for i, rank in enumerate(members)]
         return (result, self.moves(case, places)) if members[root] == self.rank else None
 
-    def on_scatter(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_scatter(self, case, count, members, comm, root):
         result = self.tensor(count, case["dtype"], case["shared"][1])
         bagua.scatter(self.source(case, count * len(members)), result, root, comm)
         return result, self.moves(case, [(0, count, members[root], members.index(self.rank) * count)])
 
-    def on_alltoall(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_alltoall(self, case, count, members, comm, root):
         result = self.tensor(count * len(members), case["dtype"], case["shared"][1])
         bagua.alltoall(self.source(case, count * len(members)), result, comm)
         at = members.index(self.rank) * count
         return result, self.moves(case, [(i * count, count, rank, at) for i, rank in enumerate(members)])
 
-    def on_ring(self, case: Any, count: int, members: Any, comm: Any, root: int) -> Any:
+    def on_ring(self, case, count, members, comm, root):
         me, n = members.index(self.rank), len(members)
         if n == 1:
             return None
@@ -179,19 +176,19 @@ class Soak:
     # ---- what is right
 
     @staticmethod
-    def op(case: dict[str, Any]) -> bagua.ReduceOp:
+    def op(case):
         return bagua.ReduceOp[case["op"]]
 
-    def reduction(self, case: dict[str, Any], members: list[int], shift: int = 0) -> Any:
-        def expect(first: int, count: int) -> tuple[reference.Array, reference.Array]:
+    def reduction(self, case, members, shift=0):
+        def expect(first, count):
             parts = [self.input(case, rank, first + shift, count) for rank in members]
             want, magnitude = reference.reduced(parts, case["op"], case["dtype"])
             return want, reference.bound(case["dtype"], case["op"], len(members), self.hosts, want, magnitude)
 
         return expect
 
-    def moves(self, case: dict[str, Any], places: list[tuple[int, int, int, int]]) -> Any:
-        def expect(first: int, count: int) -> tuple[reference.Array, reference.Array]:
+    def moves(self, case, places):
+        def expect(first, count):
             found = np.empty(count, reference.STORED[case["dtype"]])
             for at, length, rank, start in places:
                 low, high = max(at, first), min(at + length, first + count)
@@ -201,7 +198,7 @@ class Soak:
 
         return expect
 
-    def check(self, case: dict[str, Any], result: torch.Tensor, expect: Any) -> None:
+    def check(self, case, result, expect):
         total = result.numel()
         middle = int(case["share"] * max(0, total - LOOK))
         for first in sorted({0, middle, max(0, total - LOOK)}):
@@ -213,26 +210,26 @@ class Soak:
 
     # ---- rounds
 
-    def go_on(self, deadline: float) -> bool:
+    def go_on(self, deadline):
         """True if it is not over: rank 0's clock decides, and anything wrong anywhere ends it."""
         flag = torch.tensor([int(self.rank == 0 and time.monotonic() > deadline) + 2 * bool(self.wrong)])
         bagua.allreduce_inplace(flag, bagua.ReduceOp.MAX)
         return not flag.item()
 
-    def same_everywhere(self) -> None:
+    def same_everywhere(self):
         digests = torch.tensor([self.digest, -self.digest])
         bagua.allreduce_inplace(digests, bagua.ReduceOp.MAX)
         if digests[0] != -digests[1]:
             self.wrong.append(f"rank {self.rank}: results differ between ranks, before operation {self.number}")
 
 
-def bits(tensor: torch.Tensor) -> reference.Array:
+def bits(tensor):
     """The memory of a tensor; bfloat16 as uint16."""
     plain = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     return plain.numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else plain.numpy()
 
 
-def main() -> None:
+def main():
     folder, seconds, seed, max_bytes = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     bagua.init_process_group()

@@ -1,14 +1,12 @@
 """A TCP relay in front of the coordinator that can be cut: a network between two processes of one machine."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket
 import threading
 
 
-def free_port() -> int:
+def free_port():
     """Of loopback, a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -18,32 +16,32 @@ def free_port() -> int:
 class Relay:
     """Passes bytes on in both directions, one thread for all connections."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target):
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._peers: dict[socket.socket, socket.socket] = {}
+        self._peers = {}
         self._silent = self._cut = False
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def cut(self, silent: bool) -> None:
+    def cut(self, silent):
         """``silent``: nothing passes and nobody is told; else connections end, and new ones do at once."""
         self._silent, self._cut = silent, not silent
 
-    def heal(self) -> None:
+    def heal(self):
         """All passes again. What lay in between meanwhile comes late."""
         self._silent = self._cut = False
 
-    def close(self) -> None:
+    def close(self):
         self._over = True
         self._thread.join(10)
         for one in (*self._peers, self._listener):
             one.close()
 
-    def _run(self) -> None:
+    def _run(self):
         while not self._over:
             if self._silent:
                 threading.Event().wait(0.05)
@@ -58,7 +56,7 @@ class Relay:
                 elif one in self._peers:
                     self._pass(one)
 
-    def _accept(self) -> None:
+    def _accept(self):
         near, _ = self._listener.accept()
         try:
             far = socket.create_connection(self._target, timeout=2)
@@ -69,7 +67,7 @@ class Relay:
         near.settimeout(20)
         self._peers[near], self._peers[far] = far, near
 
-    def _pass(self, one: socket.socket) -> None:
+    def _pass(self, one):
         try:
             data = one.recv(1 << 16)
             if data:
@@ -79,7 +77,7 @@ class Relay:
             pass
         self._drop(one)
 
-    def _drop(self, one: socket.socket) -> None:
+    def _drop(self, one):
         other = self._peers.pop(one, None)
         if other is not None:
             self._peers.pop(other, None)

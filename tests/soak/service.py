@@ -10,8 +10,6 @@ are killed and cut off. At the end all faults are over, the jobs end, and the hi
 or a rule is broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -20,9 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
@@ -50,12 +46,12 @@ DISK = 96 << 20
 class Callers:
     """Threads that use the service. What was acknowledged is written down in ``world.jobs``."""
 
-    def __init__(self, world: World, seed: int, rate: float) -> None:
+    def __init__(self, world, seed, rate):
         self._world = world
         self._random = random.Random(seed)
         self._rate = rate
         self._over = threading.Event()
-        self.refused: Counter[str] = Counter()
+        self.refused = Counter()
         self.read = 0
         self._threads = [
             threading.Thread(target=self._guard, args=(work,)) for work in (self._submit, self._read_slowly)
@@ -63,12 +59,12 @@ class Callers:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def stop(self):
         self._over.set()
         for thread in self._threads:
             thread.join(END_S)
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _guard(self, work):
         while not self._over.is_set():
             try:
                 work()
@@ -76,7 +72,7 @@ class Callers:
                 self.refused[type(error).__name__] += 1
                 self._over.wait(0.2)
 
-    def _submit(self) -> None:
+    def _submit(self):
         """One job, sometimes twice with the same key; and now and then one is cancelled."""
         key = f"key-{self._random.getrandbits(64):016x}"
         code = self._random.choice((0, 0, 0, 3))
@@ -88,7 +84,7 @@ class Callers:
             self._world.cancel(self._random.choice(list(self._world.jobs.values())))
         self._over.wait(self._random.expovariate(self._rate))
 
-    def _read_slowly(self) -> None:
+    def _read_slowly(self):
         """Follows the output of the newest job, a chunk a second."""
         with self._world.client() as client:
             jobs = client.list(limit=1)
@@ -99,7 +95,7 @@ class Callers:
         self._over.wait(0.5)
 
 
-FAULTS: dict[str, Callable[[World, float], None]] = {
+FAULTS = {
     "kill-coordinator": World.kill_coordinator,
     "stop-coordinator": World.stop_coordinator,
     "clock-jump": World.jump_clock,
@@ -111,15 +107,15 @@ FAULTS: dict[str, Callable[[World, float], None]] = {
 }
 
 
-def soak(options: argparse.Namespace) -> dict[str, Any]:
+def soak(options):
     draw = random.Random(options.seed)
     seconds = options.minutes * 60
-    done: Counter[str] = Counter()
+    done = Counter()
     with tempfile.TemporaryDirectory(prefix="bgs-", ignore_cleanup_errors=True) as name, World(Path(name)) as world:
         watch = Watch(world)
         callers = Callers(world, options.seed, options.rate)
         end = time.monotonic() + seconds
-        kinds: list[str] = []
+        kinds = []
         try:
             while time.monotonic() < end:
                 kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
@@ -157,11 +153,11 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def finish(world: World) -> list[str]:
+def finish(world):
     """Heals everything and waits for the ends of all jobs: what is left is cancelled. Returns what is wrong."""
     world.heal()
     deadline = time.monotonic() + END_S
-    unfinished: list[str] = list(world.jobs.values())
+    unfinished = list(world.jobs.values())
     while time.monotonic() < deadline:
         try:
             with world.client() as client:
@@ -180,7 +176,7 @@ def finish(world: World) -> list[str]:
     return [f"{len(unfinished)} jobs have not ended after {END_S:g} s: {unfinished[:5]}"]
 
 
-def size_of(folder: Path) -> int:
+def size_of(folder):
     """Bytes of a file, or of all files below a folder."""
     found = 0
     for path in (folder, *folder.rglob("*")):
@@ -194,18 +190,18 @@ def size_of(folder: Path) -> int:
 class Watch:
     """Looks at all processes of the service; each life of one is a row of its own."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world):
         self._world = world
-        self.lives: list[Watched] = []
+        self.lives = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self):
         self._over.set()
         self._thread.join(END_S)
 
-    def _run(self) -> None:
+    def _run(self):
         while not self._over.wait(LOOK_S):
             for name, pid in self._world.pids().items():
                 life = self._newest(name)
@@ -214,11 +210,11 @@ class Watch:
                     self.lives.append(life)
                 life.look()  # not at those that have ended: their numbers are given to others within minutes
 
-    def _newest(self, name: str) -> Watched | None:
+    def _newest(self, name):
         return next((one for one in reversed(self.lives) if one.name == name), None)
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found):
     lines = [f"{'process':<14}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'threads':>9}"]
     for row in found["rows"]:
         memory, descriptors, threads = (row[what] for what in LIMITS)
@@ -235,7 +231,7 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -1,14 +1,8 @@
 """The rules that a history of the service keeps, whatever happened meanwhile."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-
-from service_world import World
 
 from bagua.daemon.coordinator.rules.identity import ADMINISTRATOR, DEFAULT_NAMESPACE
 from bagua.daemon.coordinator.use.service import stored_key
@@ -25,10 +19,10 @@ HISTORY = (
 GONE_S = 60.0
 
 
-def broken_rules(world: World) -> list[str]:
+def broken_rules(world):
     """Which of them are broken, in words; the first of each kind."""
-    found: list[str] = []
-    kinds: set[str] = set()
+    found = []
+    kinds = set()
     for kind, words in _look(world):
         if kind not in kinds:
             kinds.add(kind)
@@ -43,11 +37,11 @@ def broken_rules(world: World) -> list[str]:
     return found
 
 
-def _look(world: World) -> Iterator[tuple[str, str]]:
+def _look(world):
     name = common_pb2.JobState.Name
     with closing(sqlite3.connect(f"file:{world.database}?mode=ro", uri=True, timeout=30)) as database:
         rows = database.execute("SELECT job_id, idempotency_key, state, reason FROM jobs").fetchall()
-        events: dict[str, list[tuple[int, str, str]]] = {}
+        events = {}
         query = "SELECT job_id, seq, kind, reason FROM events ORDER BY job_id, seq"
         for job_id, seq, kind, reason in database.execute(query):
             events.setdefault(job_id, []).append((seq, kind, reason))
@@ -76,5 +70,5 @@ def _look(world: World) -> Iterator[tuple[str, str]]:
             yield "end", f"{job_id} is {name(state)}, and its last event of a state is {last}"
 
 
-def _starts(mark: Path) -> int:
+def _starts(mark):
     return len(mark.read_text().splitlines()) if mark.exists() else 0

@@ -1,7 +1,5 @@
 """The service that ``service.py`` troubles: its processes, its faults, and what callers were told."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 from relay import Relay, free_port
 
@@ -46,13 +43,13 @@ class World:
 
     ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.state, self.marks = folder / "state", folder / "marks"
-        self.jobs: dict[str, str] = {}
-        self.codes: dict[str, int] = {}
-        self.cancelled: set[str] = set()
-        self.troubles: list[str] = []
+        self.jobs = {}
+        self.codes = {}
+        self.cancelled = set()
+        self.troubles = []
         self._clock = folder / "clock"
         self._clock.write_text("0")
         self.marks.mkdir()
@@ -64,12 +61,10 @@ class World:
         self.token = (self.state / "token").read_text()
         self.daemons = {name: self._start_daemon(name) for name in NODES}
 
-    def __enter__(self) -> World:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         for process in (*self.daemons.values(), self.coordinator):
             if process.poll() is None:
                 process.terminate()
@@ -82,13 +77,13 @@ class World:
         self._log.close()
 
     @property
-    def database(self) -> Path:
+    def database(self):
         return self.state / "coordinator" / "bagua.db"
 
-    def client(self) -> Client:
+    def client(self):
         return Client(self._address, token=self.token, timeout_s=20.0)
 
-    def pids(self) -> dict[str, int]:
+    def pids(self):
         """The processes that must not grow."""
         found = {"coordinator": self.coordinator.pid}
         for name, process in self.daemons.items():
@@ -99,11 +94,11 @@ class World:
 
     # ---- what callers do
 
-    def intend(self, key: str, code: int) -> None:
+    def intend(self, key, code):
         """A job with this key is about to be submitted."""
         self.codes[key] = code
 
-    def submit(self, key: str, code: int, seconds: float) -> None:
+    def submit(self, key, code, seconds):
         """Raises ServiceError."""
         spec = common_pb2.JobSpec(
             name="soak",
@@ -121,7 +116,7 @@ class World:
         if self.jobs.setdefault(key, job_id) != job_id:
             self.troubles.append(f"{key} was acknowledged as {self.jobs[key]} and as {job_id}")
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, job_id):
         """Raises ServiceError."""
         self.cancelled.add(job_id)  # whatever comes of it
         with self.client() as client:
@@ -132,19 +127,19 @@ class World:
 
     # ---- faults
 
-    def kill_coordinator(self, seconds: float) -> None:
+    def kill_coordinator(self, seconds):
         self.coordinator.kill()
         self.coordinator.wait()
         time.sleep(seconds / 4)
         self.need_coordinator()
 
-    def stop_coordinator(self, seconds: float) -> None:
+    def stop_coordinator(self, seconds):
         """It, and its monotonic clock, seem to jump forward."""
         self.coordinator.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         self.coordinator.send_signal(signal.SIGCONT)
 
-    def jump_clock(self, seconds: float) -> None:
+    def jump_clock(self, seconds):
         """The date of the coordinator jumps by days, forward and back."""
         now = float(self._clock.read_text() or 0)
         new = 0.0 if now else (seconds - 2.0) * 5 * 86_400
@@ -152,20 +147,20 @@ class World:
         temporary.write_text(str(new))
         temporary.replace(self._clock)
 
-    def kill_daemon(self, seconds: float) -> None:
+    def kill_daemon(self, seconds):
         """The daemon proper; its keeper starts the next one."""
         keeper = self.daemons[NODES[int(seconds * 1000) % 2]].pid
         if daemon := self._daemon_below(keeper):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(daemon, signal.SIGKILL)
 
-    def partition(self, seconds: float) -> None:
+    def partition(self, seconds):
         """Daemons and coordinator don't hear each other: bytes are swallowed, or connections end."""
         self.relay.cut(silent=int(seconds * 1000) % 2 == 0)
         time.sleep(3 * seconds)
         self.relay.heal()
 
-    def lock_database(self, seconds: float) -> None:
+    def lock_database(self, seconds):
         """Another program holds SQLite's write lock, now and then for longer than the coordinator waits."""
         with contextlib.closing(sqlite3.connect(self.database, timeout=30, isolation_level=None)) as other:
             try:
@@ -175,38 +170,38 @@ class World:
             time.sleep(12.0 if seconds > 3.7 else seconds)
             other.execute("ROLLBACK")
 
-    def fill_disk(self, seconds: float) -> None:
+    def fill_disk(self, seconds):
         """The limit of file sizes stands for a full disk."""
         for size in (0, resource.RLIM_INFINITY):
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self.coordinator.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
             time.sleep(seconds if size == 0 else 0)
 
-    def back_up(self, seconds: float) -> None:
+    def back_up(self, seconds):
         """A backup that is taken meanwhile is whole."""
         self.check("backup", str(self.folder / "backup.db"), "--replace")
 
     # ---- and their end
 
-    def heal(self) -> None:
+    def heal(self):
         self.relay.heal()
         self._clock.write_text("0")
         self.need_coordinator()
 
-    def need_coordinator(self) -> None:
+    def need_coordinator(self):
         """Starts it again if it has ended, as systemd would."""
         with self._lock:
             if self.coordinator.poll() is not None:
                 self.coordinator = self._start_coordinator()
 
-    def check(self, *command: str) -> None:
+    def check(self, *command):
         """``bagua coordinator backup | check``; notes what it says if it fails."""
         call = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", *command, "--state-dir", str(self.state)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=300)
         if done.returncode:
             self.troubles.append(f"{' '.join(command)}: {done.stdout}{done.stderr}"[:1000])
 
-    def left_over(self) -> list[int]:
+    def left_over(self):
         """Processes of jobs that are alive."""
         needle, found = f"MARKS={self.marks}".encode(), []
         for entry in Path("/proc").iterdir():
@@ -218,18 +213,18 @@ class World:
 
     # ---- processes
 
-    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+    def _start_coordinator(self):
         command = [sys.executable, "-P", "-c", _LAUNCH, "--state-dir", str(self.state), "--listen", self._address]
         command += ["--keep", "forever", "--fence-after", "20"]
         return self._start(command, SOAK_CLOCK=str(self._clock), BAGUA_COORDINATOR_HEARTBEAT_S="1")
 
-    def _start_daemon(self, name: str) -> subprocess.Popen[bytes]:
+    def _start_daemon(self, name):
         command = [sys.executable, "-P", "-m", "bagua.daemon.node", "--name", name, "--node-id", name]
         command += ["--coordinator", self.relay.address, "--slots", str(SLOTS), "--state-dir", str(self.folder / name)]
         command += ["--token-file", str(self.state / "token"), "--keep-logs", "30"]
         return self._start(command, XDG_RUNTIME_DIR=str(self.folder))
 
-    def _start(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    def _start(self, command, **environment):
         """Returns when it is ready. Raises SystemExit."""
         ready, write_end = os.pipe()
         process = subprocess.Popen(
@@ -248,11 +243,11 @@ class World:
             raise SystemExit(f"{command[3]} does not start: {why}")
         return process
 
-    def _end_of_log(self) -> str:
+    def _end_of_log(self):
         return Path(self._log.name).read_text()[-2000:]
 
     @staticmethod
-    def _daemon_below(keeper: int) -> int:
+    def _daemon_below(keeper):
         """The daemon proper below a keeper; 0: there is none now."""
         with contextlib.suppress(OSError):
             for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():

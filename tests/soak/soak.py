@@ -17,10 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
@@ -46,7 +44,7 @@ class Watched:
     descriptors: list[float] = field(default_factory=list)
     threads: list[float] = field(default_factory=list)
 
-    def look(self) -> None:
+    def look(self):
         proc = Path(f"/proc/{self.pid}")
         try:
             resident = int((proc / "statm").read_text().split()[1]) * PAGE
@@ -58,8 +56,8 @@ class Watched:
         self.descriptors.append(descriptors)
         self.threads.append(threads)
 
-    def row(self, limits: Mapping[str, tuple[float, float]] = LIMITS) -> dict[str, Any]:
-        found: dict[str, Any] = {"process": self.name, "samples": len(self.times)}
+    def row(self, limits=LIMITS):
+        found = {"process": self.name, "samples": len(self.times)}
         for what, (absolute, relative) in limits.items():
             values = getattr(self, what)
             largest, grew = max(values, default=0.0), growth(self.times, values)
@@ -67,7 +65,7 @@ class Watched:
         return found
 
 
-def watched(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> list[Watched]:
+def watched(folder, ranks, process):
     """All ranks and their daemons, once the ranks have told who they are."""
     deadline = time.monotonic() + STARTED_S
     while len(files := [path for path in folder.glob("rank-*.pid") if path.read_text()]) < ranks:
@@ -81,14 +79,14 @@ def watched(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> list[
     return found + [Watched(name.replace("-", " "), pid) for name, (pid, _) in pids.items()]
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 
 
-def soak(options: argparse.Namespace) -> dict[str, Any]:
+def soak(options):
     ranks, seconds = options.nnodes * options.nproc_per_node, options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="bagua-soak-") as name:
         folder = Path(name)
@@ -97,7 +95,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", *shape, *program]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
-            processes: list[Watched] = []
+            processes = []
             try:
                 processes = watched(folder, ranks, process)
                 code = watch(processes, process, seconds)
@@ -118,7 +116,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     return {"seconds": seconds, "seed": options.seed, **totals, "groups": groups, "rows": rows, **verdict}
 
 
-def watch(processes: list[Watched], process: subprocess.Popen[bytes], seconds: float) -> int:
+def watch(processes, process, seconds):
     """Looks at all processes until the run ends; its exit code, -1 if it did not end."""
     deadline = time.monotonic() + seconds + ENDED_S
     while time.monotonic() < deadline:
@@ -131,7 +129,7 @@ def watch(processes: list[Watched], process: subprocess.Popen[bytes], seconds: f
     return -1
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found):
     lines = [
         f"{'process':<12}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'grew':>6}{'threads':>9}{'grew':>6}"
     ]
@@ -152,7 +150,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--nnodes", type=int, default=2)

@@ -1,7 +1,5 @@
 """A short soak, and that a long one would notice a leak."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -9,7 +7,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def growth() -> Any:
+def growth():
     specification = importlib.util.spec_from_file_location("soak_trend", HERE / "trend.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -26,7 +23,7 @@ def growth() -> Any:
 
 
 @pytest.mark.full  # the next one is a soak, too
-def test_smoke() -> None:
+def test_smoke():
     command = [HERE / "soak.py", "--minutes", "0.03", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
     command += ["--nproc-per-node", "1"]
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240)
@@ -37,7 +34,7 @@ def test_smoke() -> None:
 
 
 @pytest.mark.parametrize("period", [7, 40])
-def test_trend(growth: Any, period: int) -> None:
+def test_trend(growth, period):
     """A leak of 0.1 a second is seen through waves of 30 and bursts; waves and bursts alone are no growth."""
     draw = random.Random(period)
     times = [0.5 * index for index in range(1200)]
@@ -49,7 +46,7 @@ def test_trend(growth: Any, period: int) -> None:
     assert 20 < growth(times, leaking) < 60  # 45 are added after the warm-up
 
 
-def test_trend_of_a_warm_up(growth: Any) -> None:
+def test_trend_of_a_warm_up(growth):
     """Memory that reaches its working size at the beginning does not leak. A single later step is no leak either, if
     two thirds of the time lie at the new height."""
     times = [float(index) for index in range(100)]
@@ -58,22 +55,22 @@ def test_trend_of_a_warm_up(growth: Any) -> None:
     assert growth([1.0, 2.0], [1.0, 200.0]) == 0.0
 
 
-def service(*arguments: str, timeout_s: float) -> dict[str, Any]:
+def service(*arguments, timeout_s):
     """The report of ``service.py``."""
     command = [sys.executable, str(HERE / "service.py"), "--seed", "11", "--output", "json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     assert found["ok"] and found["jobs"] > 0
     return found
 
 
-def test_a_service_for_some_seconds() -> None:
+def test_a_service_for_some_seconds():
     service("--minutes", "0.1", "--pause", "1.5", timeout_s=280)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_a_service_for_five_minutes() -> None:
+def test_a_service_for_five_minutes():
     found = service("--minutes", "5", timeout_s=1100)
     assert len(found["faults"]) == 8, found["faults"]

@@ -1,16 +1,13 @@
 """Does a series of samples grow? Robust against bursts: the Theil-Sen slope and medians, never single values."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
-from collections.abc import Sequence
 
 WARM_UP = 0.25  # share of the time that is not judged: buffers grow to their working size
 MOST = 200  # samples that are compared pair by pair
 
 
-def growth(times: Sequence[float], values: Sequence[float]) -> float:
+def growth(times, values):
     """By how much the values grew over the time after the warm-up: the smaller one of what the slope says (the median
     of the slopes of all pairs of samples; Sen 1968) and of what the medians of the first and last third say. 0 for a
     series that is too short."""

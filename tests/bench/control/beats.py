@@ -1,22 +1,14 @@
 """Daemons that do nothing."""
 
-from __future__ import annotations
-
-import argparse
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 from .report import Row, console
 from .way import Coordinator
 
 
-def beats(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def beats(options, folder):
     """Daemons that do nothing."""
-    with (
-        Coordinator(folder / "beats", way=options.way) as coordinator,
-        coordinator.fleet(options.hosts) as fleet,
-    ):
+    with Coordinator(folder / "beats", way=options.way) as coordinator, coordinator.fleet(options.hosts) as fleet:
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
         # Their arrival is over, and acknowledgements (every 15 s) have told all of them how often to speak.

@@ -1,27 +1,21 @@
 """Jobs for simulated daemons, and waits for what becomes of them."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
-from rig.coordinator.fleet import TRIVIAL, FleetProcess
+from rig.coordinator.fleet import TRIVIAL
 
 from bagua.base.security import call_metadata
-from bagua.client import Client
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
 from .report import Row, bar, quantile
-from .way import Coordinator
 
 SUBMITTING = 32  # calls under way at once while a queue is filled
 PAUSE_S = 0.02  # between two reads of one reader, and two looks at a state
 
 
-def spec(entry: str, nnodes: int = 1, nproc: int = 1, timeout_s: float = 86_400.0) -> common_pb2.JobSpec:
+def spec(entry, nnodes=1, nproc=1, timeout_s=86_400.0):
     """A job for simulated daemons."""
     return common_pb2.JobSpec(
         name="bench",
@@ -34,10 +28,10 @@ def spec(entry: str, nnodes: int = 1, nproc: int = 1, timeout_s: float = 86_400.
     )
 
 
-def submit_many(coordinator: Coordinator, job: common_pb2.JobSpec, count: int, what: str) -> tuple[list[str], float]:
+def submit_many(coordinator, job, count, what):
     """(ids of the jobs in their order, seconds)."""
-    ids: list[str] = []
-    waiting: list[Any] = []
+    ids = []
+    waiting = []
     began = time.monotonic()
     with coordinator.channel() as channel, bar(what, count) as show:
         stub = job_pb2_grpc.JobServiceStub(channel)
@@ -51,7 +45,7 @@ def submit_many(coordinator: Coordinator, job: common_pb2.JobSpec, count: int, w
     return ids, time.monotonic() - began
 
 
-def finished(fleet: FleetProcess, before: int, count: int, began: float, limit_s: float) -> tuple[int, float]:
+def finished(fleet, before, count, began, limit_s):
     """(how many jobs have run, seconds since ``began``): ``count``, or those of ``limit_s`` seconds."""
     with bar("running", count) as show:
         while (done := fleet.counts().finished - before) < count and time.monotonic() < began + limit_s:
@@ -60,7 +54,7 @@ def finished(fleet: FleetProcess, before: int, count: int, began: float, limit_s
     return done, time.monotonic() - began
 
 
-def until_ended(client: Client, job_id: str, limit_s: float) -> None:
+def until_ended(client, job_id, limit_s):
     """Returns when the job has ended well. Raises RuntimeError or TimeoutError."""
     deadline = time.monotonic() + limit_s
     while (job := client.get(job_id)).state < common_pb2.JOB_STATE_SUCCEEDED:
@@ -71,7 +65,7 @@ def until_ended(client: Client, job_id: str, limit_s: float) -> None:
         raise RuntimeError(f"{job_id} did not succeed: {job.reason}")
 
 
-def until_state(client: Client, job_id: str, state: int, began: float, limit_s: float, what: str) -> float:
+def until_state(client, job_id, state, began, limit_s, what):
     """When the newest job was seen in ``state``. Raises TimeoutError."""
     with bar(what, 0):
         while (job := client.list(limit=1)[0]).state < state:
@@ -83,7 +77,7 @@ def until_state(client: Client, job_id: str, state: int, began: float, limit_s: 
     return time.monotonic()
 
 
-def submit_latency(coordinator: Coordinator, what: str, cancel: bool = False) -> Row:
+def submit_latency(coordinator, what, cancel=False):
     """Submits 50 jobs one after the other; no node is there to run them. ``cancel``: takes all of them away again."""
     seconds = []
     jobs = []
@@ -102,13 +96,13 @@ def submit_latency(coordinator: Coordinator, what: str, cancel: bool = False) ->
 class Readers:
     """Threads that list and look at jobs and nodes, and note how long each answer takes."""
 
-    def __init__(self, coordinator: Coordinator, job_id: str) -> None:
+    def __init__(self, coordinator, job_id):
         self._shown = job_id
-        self.seconds: dict[str, list[float]] = {"list --limit 1": [], "show": [], "nodes": []}
-        self.errors: list[str] = []
+        self.seconds = {"list --limit 1": [], "show": [], "nodes": []}
+        self.errors = []
         self._stop = threading.Event()
         self._client = coordinator.client()
-        reads: list[Callable[[], object]] = [
+        reads = [
             lambda: self._client.list(limit=1),
             lambda: self._client.get(self._shown),
             lambda: self._client.nodes(),
@@ -120,17 +114,17 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    def show(self, job_id: str) -> None:
+    def show(self, job_id):
         """Look at this job from now on."""
         self._shown = job_id
 
-    def close(self) -> None:
+    def close(self):
         self._stop.set()
         for thread in self._threads:
             thread.join()
         self._client.close()
 
-    def _read(self, name: str, read: Callable[[], object]) -> None:
+    def _read(self, name, read):
         while not self._stop.is_set():
             began = time.monotonic()
             try:
@@ -140,7 +134,7 @@ class Readers:
             self.seconds[name].append(time.monotonic() - began)
             self._stop.wait(PAUSE_S)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self):
         for name, seconds in self.seconds.items():
             note = (
                 f"{len(seconds)} reads, median {statistics.median(seconds) * 1e3:.0f} ms, longest {max(seconds):.2f} s"

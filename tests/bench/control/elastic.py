@@ -1,12 +1,7 @@
 """One elastic job on every host, which changes."""
 
-from __future__ import annotations
-
-import argparse
 import statistics
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 from bagua.proto import common_pb2
 
@@ -15,7 +10,7 @@ from .report import Row, bar, console
 from .way import SLOTS, Coordinator
 
 
-def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def elastic(options, folder):
     """One elastic job on every host; its ranks are killed, one after the other, then it waits and goes on: when every
     host has been told."""
     with (
@@ -29,8 +24,8 @@ def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         job.elastic = True
         job_id, began = client.submit(job).job_id, time.monotonic()
         until_state(client, job_id, common_pb2.JOB_STATE_RUNNING, began, options.limit_s, "RUNNING")
-        found: list[float] = []
-        memory: list[int] = []
+        found = []
+        memory = []
         cpu = coordinator.cpu_s()
         with bar("ranks are killed", options.losses) as show:
             for number in range(options.losses):
@@ -41,7 +36,7 @@ def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
                 memory.append(coordinator.memory())
                 show(number + 1)
         spent = (coordinator.cpu_s() - cpu) / options.losses
-        planned: list[float] = []
+        planned = []
         with bar("the job waits and goes on", options.changes) as show:
             for number in range(options.changes):
                 told += options.hosts

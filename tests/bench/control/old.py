@@ -1,14 +1,9 @@
 """Submitting where many jobs have ended."""
 
-from __future__ import annotations
-
-import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from rig.coordinator.fleet import TRIVIAL
 from rig.coordinator.old_jobs import count_jobs, insert_old_jobs
@@ -20,7 +15,7 @@ from .way import Coordinator
 LOOK_S = 60.0  # so long old jobs are watched while they expire: all 200,000 take ten minutes
 
 
-def old(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def old(options, folder):
     """Submitting where many jobs have ended: where they are kept, and as it is usually. On SQLite always: the jobs are
     written straight into its file."""
     way = replace(options.way, postgres="")
@@ -53,7 +48,7 @@ def old(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         yield Row(what, left, "jobs", "10,000 jobs", f"database {size / 1e6:.0f} MB before, {now / 1e6:.0f} MB after")
 
 
-def keeps_all() -> list[str]:
+def keeps_all():
     """Options that make a coordinator keep everything; none where it knows of no other way."""
     asked = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--help"]
     text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

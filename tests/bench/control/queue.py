@@ -1,20 +1,15 @@
 """Trivial jobs through a few slots."""
 
-from __future__ import annotations
-
-import argparse
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-from rig.coordinator.fleet import TRIVIAL, FleetProcess
+from rig.coordinator.fleet import TRIVIAL
 
 from .calls import SUBMITTING, finished, spec, submit_latency, submit_many, until_ended
 from .report import RATE, Row
 from .way import SLOTS, Coordinator
 
 
-def queue(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def queue(options, folder):
     """Trivial jobs through 8 slots: past jobs that do not fit, and then as a long queue themselves."""
     target = "50 jobs/s"
     with Coordinator(folder / "past", way=options.way) as coordinator:
@@ -46,7 +41,7 @@ def queue(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
             yield Row(what, done / took, RATE, target, f"{note}; submitted in {seconds:.1f} s")
 
 
-def trivial_rate(coordinator: Coordinator, fleet: FleetProcess, options: argparse.Namespace) -> tuple[float, str]:
+def trivial_rate(coordinator, fleet, options):
     """(jobs per second, how many in how long) from the first submission to the end of the last."""
     before, cpu, began = fleet.counts().finished, coordinator.cpu_s(), time.monotonic()
     ids, _ = submit_many(coordinator, spec(TRIVIAL), options.trivial, "trivial jobs")

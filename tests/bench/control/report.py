@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -34,7 +32,7 @@ class Row:
     least: float = 0.0
 
     @property
-    def value(self) -> str:
+    def value(self):
         """As people read it."""
         digits = {"s": 2, "ms": 1, RATE: 1, "%": 1}.get(self.unit, 0)
         return f"{self.amount:,.{digits}f} {self.unit}"
@@ -49,7 +47,7 @@ class Compared:
     other: Row
 
     @property
-    def times(self) -> float:
+    def times(self):
         """Fewer jobs a second are dearer."""
         plain, other = (max(row.amount, row.least) for row in (self.plain, self.other))
         if self.plain.unit == RATE:
@@ -57,24 +55,24 @@ class Compared:
         return other / plain if plain else math.nan
 
     @property
-    def verdict(self) -> str:
+    def verdict(self):
         """Whether it is wanted so."""
         return "?" if math.isnan(self.times) else "yes" if self.times <= MOST_TIMES else "NO"
 
 
-def compared(plain: Sequence[Row], other: Sequence[Row]) -> list[Compared]:
+def compared(plain, other):
     """The figures that are in both."""
     before = {row.what: row for row in plain}
     return [Compared(row.what, before[row.what], row) for row in other if row.what in before]
 
 
-def quantile(values: Sequence[float], part: float) -> float:
+def quantile(values, part):
     """The value below which ``part`` of ``values`` lie."""
     return sorted(values)[min(len(values) - 1, math.ceil(part * len(values)) - 1)]
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def bar(what, total):
     """A progress bar on stderr: call it with how many are done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -82,7 +80,7 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
-def tables(found: dict[str, list[Row]]) -> Iterator[Table]:
+def tables(found):
     """One for each way; then one that compares the two, if there are two."""
     for name, rows in found.items():
         table = Table("", "here", "target", "", title=name)
@@ -97,10 +95,10 @@ def tables(found: dict[str, list[Row]]) -> Iterator[Table]:
         yield table
 
 
-def document(found: dict[str, list[Row]]) -> dict[str, Any]:
+def document(found):
     """The same for programs."""
     ways = {name: [{**asdict(row), "value": row.value} for row in rows] for name, rows in found.items()}
-    made: dict[str, Any] = {"system": platform.platform(), "cores": psutil.cpu_count(), "ways": ways}
+    made = {"system": platform.platform(), "cores": psutil.cpu_count(), "ways": ways}
     if len(found) == 2:
         made["compared"] = [
             {"what": one.what, "times": one.times, "within": one.times <= MOST_TIMES}

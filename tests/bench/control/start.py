@@ -1,13 +1,10 @@
 """A job of two nodes from nothing: by hand, or as a BaguaJob on Kubernetes. Coordinator, daemons and ranks are real."""
 
-from __future__ import annotations
-
-import argparse
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from bagua.proto import common_pb2
 
 from .calls import PAUSE_S
 from .report import Row, bar
-from .way import Coordinator, Way
+from .way import Coordinator
 
 NODES = 2
 IMAGE = "bagua:bench"  # the kubelet of the tests runs this Python
@@ -25,9 +22,9 @@ Start = Callable[[str, Path], AbstractContextManager[Callable[[], bool]]]
 """(name, folder of the program) -> within the context the job runs; the value asks whether it has succeeded."""
 
 
-def start(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def start(options, folder):
     """How long until all ranks run, and until their end is seen."""
-    way: Way = options.way
+    way = options.way
     with ExitStack() as stack:
         begin = stack.enter_context(on_kubernetes(way) if way.operator else by_hand(way))
         starts, ends = [], []
@@ -49,7 +46,7 @@ def start(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     yield Row("  from the ranks' end until it is seen", statistics.median(ends), "s", "", note, least=PAUSE_S)
 
 
-def until(condition: Callable[[], object], limit_s: float, words: str) -> None:
+def until(condition, limit_s, words):
     """Raises TimeoutError."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -58,7 +55,7 @@ def until(condition: Callable[[], object], limit_s: float, words: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def last_mark(folder: Path, kind: str, limit_s: float) -> float:
+def last_mark(folder, kind, limit_s):
     """When the last rank made its mark, in seconds since the epoch."""
     marks = [folder / f"{kind}-{rank}" for rank in range(NODES)]
     until(lambda: all(mark.exists() for mark in marks), limit_s, f"not all ranks have {kind}")
@@ -66,11 +63,11 @@ def last_mark(folder: Path, kind: str, limit_s: float) -> float:
 
 
 @contextmanager
-def by_hand(way: Way) -> Iterator[Start]:
+def by_hand(way):
     """A coordinator and daemons as processes, and a call of the client."""
 
     @contextmanager
-    def begin(name: str, marks: Path) -> Iterator[Callable[[], bool]]:
+    def begin(name, marks):
         with Coordinator(marks / "state", way=way) as coordinator, ExitStack() as stack:
             for number in range(NODES):
                 stack.enter_context(daemon(coordinator, marks / f"node-{number}"))
@@ -94,7 +91,7 @@ def by_hand(way: Way) -> Iterator[Start]:
 
 
 @contextmanager
-def daemon(coordinator: Coordinator, state: Path) -> Iterator[None]:
+def daemon(coordinator, state):
     """A real node daemon."""
     command = [sys.executable, "-P", "-m", "bagua.daemon.node", "--name", state.name, "--slots", "1", "--death-signal"]
     command += ["--coordinator", coordinator.address, "--token-file", str(coordinator.node_token_file)]
@@ -114,7 +111,7 @@ def daemon(coordinator: Coordinator, state: Path) -> Iterator[None]:
 
 
 @contextmanager
-def on_kubernetes(way: Way) -> Iterator[Start]:
+def on_kubernetes(way):
     """The API server, controllers and kubelet of the tests, and the operator, which is there before jobs come. Its
     coordinators always have TLS and a token."""
     from rig.clusters import kubelet, kubernetes
@@ -125,7 +122,7 @@ def on_kubernetes(way: Way) -> Iterator[Start]:
     cluster = Operated()
 
     @contextmanager
-    def begin(name: str, marks: Path) -> Iterator[Callable[[], bool]]:
+    def begin(name, marks):
         run = {"program": "/bin/sh", "args": ["-c", PROGRAM, str(marks)]}
         cluster.submit(
             name,

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 import psutil
@@ -36,7 +35,7 @@ class Way:
     operator: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         """As titles of tables have it."""
         parts = [
             *(["accounts"] if self.accounts else []),
@@ -46,7 +45,7 @@ class Way:
         ]
         return ", ".join(parts)
 
-    def arguments(self) -> list[str]:
+    def arguments(self):
         """Of a coordinator."""
         if self.postgres:
             empty(self.postgres)
@@ -54,7 +53,7 @@ class Way:
         return [*(["--auto-tls", "localhost"] if self.tls else []), *database]
 
 
-def empty(url: str) -> None:
+def empty(url):
     """Drops all tables."""
     import sqlalchemy as sa
 
@@ -69,7 +68,7 @@ class Coordinator:
     """``python -m bagua.daemon.coordinator`` with its usual settings, on loopback. ``token`` is what callers show,
     ``node_token`` (in ``node_token_file``) what daemons do."""
 
-    def __init__(self, state_dir: Path, *arguments: str, way: Way = Way()) -> None:
+    def __init__(self, state_dir, *arguments, way=Way()):
         arguments = (*arguments, *way.arguments())
         ready, write_end = os.pipe()
         command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", "127.0.0.1:0"]
@@ -82,15 +81,15 @@ class Coordinator:
             line = json.loads(lines.readline() or "{}") if found else {}
         if "address" not in line:
             raise SystemExit(f"The coordinator does not start: {line.get('error', 'see ' + self._log.name)}")
-        self.address: str = line["address"]
-        self.tls_folder: str = line["tls"]
+        self.address = line["address"]
+        self.tls_folder = line["tls"]
         self.tls = TlsFiles.in_folder(Path(self.tls_folder)) if self.tls_folder else None
         self.node_token_file = Path(line["token_file"])
         self.token = self.node_token = self.node_token_file.read_text()
         if way.accounts:
             self._take_accounts(state_dir.parent)
 
-    def _take_accounts(self, folder: Path) -> None:
+    def _take_accounts(self, folder):
         with self.client() as client:
             token = client.accounts.create("bench", "submit", "bench").secret
             self.node_token = client.accounts.create("bench-hosts", "node").secret
@@ -98,35 +97,33 @@ class Coordinator:
         self.node_token_file = folder / "node-token"
         write_private(self.node_token_file, self.node_token.encode())
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self._process.kill()
         self._process.wait()
         self._log.close()
 
-    def client(self) -> Client:
+    def client(self):
         """With the callers' token."""
         return Client(self.address, token=self.token, tls=self.tls, timeout_s=300.0)
 
-    def channel(self) -> grpc.Channel:
+    def channel(self):
         """For calls that the client does not make by many at once."""
         if self.tls is None:
             return grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         return grpc.secure_channel(self.address, channel_credentials(self.tls), options=CHANNEL_OPTIONS)
 
-    def fleet(self, hosts: int) -> FleetProcess:
+    def fleet(self, hosts):
         """Simulated daemons that dial it."""
         return FleetProcess(self.address, self.node_token, hosts, SLOTS, self.tls_folder)
 
-    def cpu_s(self) -> float:
+    def cpu_s(self):
         """Processor time so far."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
-    def memory(self) -> int:
+    def memory(self):
         """Resident bytes."""
         return int(psutil.Process(self._process.pid).memory_info().rss)

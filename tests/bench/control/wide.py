@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from bagua.proto import common_pb2
 
@@ -17,10 +14,10 @@ from .report import Row, console
 from .way import SLOTS, Coordinator
 
 
-def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def wide(options, folder):
     """One job on every host, run and cancelled, several times; and what reads cost meanwhile."""
     shape = f"{options.hosts:,} x {SLOTS} ranks"
-    phases: dict[str, list[Phase]] = {"RUNNING": [], "cancelled": []}
+    phases = {"RUNNING": [], "cancelled": []}
     with (
         Coordinator(folder / "wide", way=options.way) as coordinator,
         coordinator.fleet(options.hosts) as fleet,
@@ -29,7 +26,7 @@ def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
         with ExitStack() as stack:
-            readers: Readers | None = None
+            readers = None
             for _ in range(options.times):
                 cpu, began = coordinator.cpu_s(), time.monotonic()
                 job_id = client.submit(spec("train", options.hosts, SLOTS)).job_id
@@ -63,7 +60,7 @@ class Phase:
     cpu: float
 
 
-def _phase(what: str, phases: list[Phase]) -> Row:
+def _phase(what, phases):
     after = [max(0.0, phase.after_fact) for phase in phases]
     asked = statistics.median(phase.asked for phase in phases)
     cpu = statistics.median(phase.cpu for phase in phases)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bagua.base.algorithm_choice import parse
 from bagua.bench import accuracy
@@ -12,14 +11,13 @@ from bagua.tuning.advice import advise, predict
 from bagua.tuning.exchanges import every_text, exchange_of
 from bagua.tuning.network import HIGHEST_RATE, LOWEST_RATE, Network
 from bagua.tuning.predict import Cluster
-from bagua.tuning.profile import StepProfile
 
 RATES = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11)
 DELAYS = (0.0, 0.001, 0.005, 0.020, 0.050)
 HOSTS = (2, 4, 8, 16, 32, 128)
 
 FULL = "gradient_allreduce"
-FAMILIES: dict[str, tuple[str, ...]] = {
+FAMILIES = {
     "full gradients": (FULL,),
     "rounded gradients": ("fp16", "bf16", "fp8_e4m3", "bytegrad", "int4"),
     "sparse, low rank": ("top_k", "power_sgd"),
@@ -35,7 +33,7 @@ gradients, which fails there."""
 WARM_UP_KEYS = ("warmup_steps", "warmup_codec", "start_after")
 
 
-def text_of(name: str) -> str:
+def text_of(name):
     """The algorithm of a setting of ``bagua bench accuracy``, without its warm-up: predictions are for after it."""
     setting = next(one for one in accuracy.SETTINGS if one.name == name)
     algorithm, given = parse(setting.algorithm.format(tenth=1, quarter=1, half=1))
@@ -43,7 +41,7 @@ def text_of(name: str) -> str:
     return f"{algorithm}:{','.join(kept)}" if kept else algorithm
 
 
-def _written(value: Any) -> str:
+def _written(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -59,19 +57,19 @@ class Grid:
     delays: Sequence[float] = DELAYS
     hosts: Sequence[int] = HOSTS
 
-    def networks(self) -> Iterator[Network]:
+    def networks(self):
         """All of them."""
         for delay in self.delays:
             for rate in self.rates:
                 yield Network(rate, delay)
 
 
-def texts_for(hosts: int) -> list[str]:
+def texts_for(hosts):
     """Every algorithm and codec that ``bagua advise`` knows, and the settings of the families."""
     return list(dict.fromkeys([*every_text(hosts), *TEXTS.values()]))
 
 
-def results(profiles: Mapping[str, StepProfile], grid: Grid) -> dict[str, Any]:
+def results(profiles, grid):
     """The document of the study, milliseconds and bytes of one host: ``cells`` with model, rate, delay, hosts, the
     advice, and for each algorithm [ms per step, exposed ms, bytes]."""
     cells = []
@@ -87,7 +85,7 @@ def results(profiles: Mapping[str, StepProfile], grid: Grid) -> dict[str, Any]:
     return {"models": models, **axes, "cells": cells}
 
 
-def _cell(profile: StepProfile, network: Network, hosts: int) -> dict[str, Any]:
+def _cell(profile, network, hosts):
     advice = advise(profile, cluster_of(profile, network, hosts), texts_for(hosts))
     return {
         "network": network.name,
@@ -101,24 +99,24 @@ def _cell(profile: StepProfile, network: Network, hosts: int) -> dict[str, Any]:
     }
 
 
-def cluster_of(profile: StepProfile, network: Network, hosts: int) -> Cluster:
+def cluster_of(profile, network, hosts):
     """Hosts of one rank each, with the cores of the machine that was recorded."""
     return Cluster.of(profile, network, hosts, ranks=1)
 
 
-def step_ms(profile: StepProfile, network: Network, hosts: int, text: str) -> float:
+def step_ms(profile, network, hosts, text):
     """Of one algorithm."""
     return predict(profile, cluster_of(profile, network, hosts), exchange_of(text)).step_s * 1e3
 
 
-def best_of(family: str, profile: StepProfile, network: Network, hosts: int) -> tuple[str, float]:
+def best_of(family, profile, network, hosts):
     """The fastest setting of a family: its name, ms per step."""
     found = {name: step_ms(profile, network, hosts, TEXTS[name]) for name in FAMILIES[family]}
     name = min(found, key=found.__getitem__)
     return name, found[name]
 
 
-def best_family(profile: StepProfile, network: Network, hosts: int, worth: float = 0.1) -> tuple[str, float]:
+def best_family(profile, network, hosts, worth=0.1):
     """The family to take, and its step in ms: one that gives up more must save more than ``worth`` of the step of the
     one before it. Their order is that of FAMILIES."""
     chosen, step = "", float("inf")
@@ -129,17 +127,17 @@ def best_family(profile: StepProfile, network: Network, hosts: int, worth: float
     return chosen, step
 
 
-def least_rate(profile: StepProfile, delay_s: float, hosts: int, text: str, slower: float = 1.1) -> float | None:
+def least_rate(profile, delay_s, hosts, text, slower=1.1):
     """Bits per second from which on a step takes at most ``slower`` times the one without communication; None if no
     wire is fast enough."""
 
-    def enough(rate: float) -> bool:
+    def enough(rate):
         return step_ms(profile, Network(rate, delay_s), hosts, text) <= slower * profile.compute_s * 1e3
 
     return _first(enough, LOWEST_RATE, HIGHEST_RATE)
 
 
-def _first(enough: Callable[[float], bool], low: float, high: float) -> float | None:
+def _first(enough, low, high):
     """Bisects between two positive numbers, to 1 %."""
     if not enough(high):
         return None

@@ -1,19 +1,13 @@
 """All-reduces of two and more emulated hosts beside the model: reports of ``bagua bench allreduce --save``."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from bagua.bench.units import size_text
 from bagua.tuning.network import parse_network
 from bagua.tuning.predict import Cluster, Coding, bucket_cost
-from bagua.tuning.profile import Speeds
 
 
-def compare(report: dict[str, Any], speeds: Speeds) -> Iterator[dict[str, Any]]:
+def compare(report, speeds):
     """A row for each size and codec of a report with one rank per host: measured and predicted milliseconds."""
     hosts = report["settings"]["nnodes"]
     for row in report["rows"]:
@@ -32,7 +26,7 @@ def compare(report: dict[str, Any], speeds: Speeds) -> Iterator[dict[str, Any]]:
         }
 
 
-def table(folder: Path, speeds: Speeds) -> str:
+def table(folder, speeds):
     """A Markdown table of all reports of a folder."""
     rows = [row for file in sorted(folder.glob("*.json")) for row in compare(json.loads(file.read_text()), speeds)]
     rows.sort(key=lambda row: (row["network"], row["bytes"], row["codec"], row["hosts"]))

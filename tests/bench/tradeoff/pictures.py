@@ -1,19 +1,10 @@
 """Pictures of the study. Needs ``pip install "bagua[bench]"``."""
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from bagua.bench.plots import new_figure
 from bagua.tuning.network import Network
-from bagua.tuning.profile import StepProfile
-from tradeoff.grid import FAMILIES, FULL, TEXTS, Grid, best_family, best_of, least_rate, step_ms
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from tradeoff.grid import FAMILIES, FULL, TEXTS, best_family, best_of, least_rate, step_ms
 
 FEW, MANY = 8, 32
 """Hosts of the pictures that show two numbers of them; FEW where one is shown."""
@@ -31,12 +22,12 @@ LIMIT = 2.0
 """A step with full gradients over one without communication, from which on they are said not to pay."""
 
 
-def rate_text(rate: float) -> str:
+def rate_text(rate):
     """``100M``, ``1G``."""
     return f"{rate / 1e9:g}G" if rate >= 1e9 else f"{rate / 1e6:g}M"
 
 
-def draw_all(profiles: Mapping[str, StepProfile], grid: Grid, folder: Path) -> list[Path]:
+def draw_all(profiles, grid, folder):
     """All pictures that need no measurement."""
     models = _largest(profiles)
     made = {
@@ -50,20 +41,20 @@ def draw_all(profiles: Mapping[str, StepProfile], grid: Grid, folder: Path) -> l
     return [folder / name for name in made]
 
 
-def _largest(profiles: Mapping[str, StepProfile]) -> list[str]:
+def _largest(profiles):
     """Up to three models, ``resnet`` first where it is there."""
     names = sorted(profiles, key=lambda name: (name != "resnet", -profiles[name].bytes))
     return names[:3]
 
 
-def _ticks(axes: Axes, grid: Grid) -> None:
+def _ticks(axes, grid):
     axes.set_xticks(range(len(grid.rates)), [rate_text(rate) for rate in grid.rates])
     axes.set_yticks(range(len(grid.delays)), [f"{delay * 1e3:g}" for delay in grid.delays])
     axes.set_xlabel("bit/s")
     axes.set_ylabel("delay one way, ms")
 
 
-def speedup(model: str, profile: StepProfile, grid: Grid, path: Path) -> None:
+def speedup(model, profile, grid, path):
     """A map of rate and delay for each family: step of full gradients over that of the family's fastest setting."""
     from matplotlib.colors import LogNorm
 
@@ -94,7 +85,7 @@ def speedup(model: str, profile: StepProfile, grid: Grid, path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-def best(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid, path: Path) -> None:
+def best(models, profiles, grid, path):
     """The family to take over rate and delay, a column per model, FEW and MANY hosts. In a field: its step over the
     one without communication."""
     from matplotlib import colormaps
@@ -124,7 +115,7 @@ def best(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid,
     figure.savefig(path, dpi=DPI)
 
 
-def over_hosts(model: str, profile: StepProfile, grid: Grid, path: Path) -> None:
+def over_hosts(model, profile, grid, path):
     """Step over the one without communication, over the number of hosts; a picture per network."""
     figure, all_axes = new_figure(len(WIRES))
     for axes, network in zip(all_axes, WIRES, strict=True):
@@ -142,7 +133,7 @@ def over_hosts(model: str, profile: StepProfile, grid: Grid, path: Path) -> None
     figure.savefig(path, dpi=DPI)
 
 
-def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid, path: Path) -> None:
+def limit(models, profiles, grid, path):
     """The rate from which on a step with full gradients takes at most LIMIT times the one without communication, over
     the number of hosts; a line per delay, a picture per model. No point: no rate is enough."""
     from matplotlib.ticker import FuncFormatter
@@ -172,7 +163,7 @@ def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid
     figure.savefig(path, dpi=DPI)
 
 
-def measured(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def measured(rows, path):
     """Predicted over measured step times, a colour per case."""
     figure, (axes,) = new_figure(1)
     figure.set_size_inches(7.4, 6)

@@ -1,13 +1,9 @@
 """Step times beside the accuracy of docs/accuracy.md, for the same settings."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 from bagua.bench import accuracy
 from bagua.tuning.network import Network
-from bagua.tuning.profile import StepProfile
 from tradeoff.grid import FAMILIES, FULL, TEXTS, step_ms
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "accuracy.md"
@@ -15,7 +11,7 @@ HOSTS = 8
 WIRES = (Network(1e10, 0.001), Network(1e9), Network(1e9, 0.005), Network(1e8, 0.02))
 
 
-def accuracies() -> dict[str, tuple[str, str, str]]:
+def accuracies():
     """Of docs/accuracy.md, by the name of the setting: difference of digits, of charlm, and bytes of the second half
     (digits)."""
     rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
@@ -33,7 +29,7 @@ def accuracies() -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def joined(profile: StepProfile) -> str:
+def joined(profile):
     """A Markdown table: a row for each setting of the families, how many times as fast as full gradients its step is
     on some networks with HOSTS hosts, and its accuracy."""
     known = accuracies()
@@ -49,7 +45,7 @@ def joined(profile: StepProfile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _members() -> Iterator[tuple[str, str]]:
+def _members():
     for family, names in FAMILIES.items():
         for name in names:
             yield family, name

@@ -1,21 +1,14 @@
 """``baguarun`` through a real sshd on loopback, which has keys, settings and a port of its own."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.clusters.sshd import Sshd
 from rig.docs import pages
 from rig.limits import SOON_S
 from rig.ports import free_port
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 BAGUARUN = (sys.executable, "-P", "-m", "bagua.script.baguarun")
 
@@ -43,7 +36,7 @@ SUM = """
 
 
 @pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+def sshd(tmp_path_factory):
     server = Sshd(tmp_path_factory.mktemp("sshd"))
     try:
         yield server
@@ -51,14 +44,14 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         server.close()
 
 
-def words(sandbox: Sandbox, sshd: Sshd, hosts: int, *arguments: str) -> list[str]:
+def words(sandbox, sshd, hosts, *arguments):
     """A command line. What the sandbox looks for travels along."""
     listed = ",".join([f"127.0.0.1:{sshd.port}"] * hosts)
     variables = [f"-x={name}" for name in ("BAGUA_TEST_MARK", "XDG_RUNTIME_DIR", "BAGUA_STATE_DIR")]
     return [*BAGUARUN, "--host_list", listed, "--ssh", sshd.ssh, *variables, *arguments]
 
 
-def test_a_host_runs_the_script(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_a_host_runs_the_script(sandbox, sshd):
     sandbox.script("tell.py", TELL)
     order = words(sandbox, sshd, 1, "-x", "COLOUR=dark blue; exit", "--nproc_per_node=2", "tell.py", "--name", "a b")
     done = sandbox.run(*order)
@@ -69,7 +62,7 @@ def test_a_host_runs_the_script(sandbox: Sandbox, sshd: Sshd) -> None:
 
 
 @pytest.mark.full  # another cluster
-def test_ctrl_c_ends_the_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_ctrl_c_ends_the_ranks_of_all_hosts(sandbox, sshd):
     sandbox.script("wait.py", WAIT)
     process = sandbox.start(*words(sandbox, sshd, 1, "--nproc-per-node", "1", "wait.py"))
     sandbox.wait_until((sandbox.folder / "started").exists, SOON_S)
@@ -79,7 +72,7 @@ def test_ctrl_c_ends_the_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> Non
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_a_host_that_lets_nobody_in(sandbox, sshd):
     order = [*BAGUARUN, "--host_list", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "--nproc_per_node", "1"]
     done = sandbox.run(*order, "tell.py")
     assert done.code == 255, done.text
@@ -87,7 +80,7 @@ def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
 
 
 @pytest.mark.full  # four processes import torch
-def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_two_hosts_are_one_job(sandbox, sshd):
     """By the command of the page, with this machine for both hosts."""
     sandbox.script("main.py", SUM)
     [command] = pages.run_by("test_two_hosts_are_one_job", "docs/launchers.md")
@@ -101,7 +94,7 @@ def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
 
 
 @pytest.mark.full  # the same, and a rank that fails
-def test_the_failure_of_one_host_ends_all(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_the_failure_of_one_host_ends_all(sandbox, sshd):
     fails = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(5)\ntime.sleep(300)"
     sandbox.script("fails.py", fails)
     port = f"--master_port={free_port()}"

@@ -1,19 +1,11 @@
 """A data network that breaks between hosts, while all reach the coordinator: elastic jobs go on without few hosts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig.clusters.namespaces import Hosts, bagua, hosts_up, start_cluster
+from rig.clusters.namespaces import bagua, hosts_up, start_cluster
 
 from bagua.chaos.diary import Diaries, violations
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 HERE = 3  # the coordinator's host
@@ -23,7 +15,7 @@ WITHIN_S = 240.0
 class Training:
     """A job on hosts 0, 1 and 2, which all reach the coordinator on a fourth one."""
 
-    def __init__(self, hosts: Hosts, sandbox: Sandbox) -> None:
+    def __init__(self, hosts, sandbox):
         self._hosts = hosts
         self._wait_until = sandbox.wait_until
         folder = hosts.folder
@@ -37,24 +29,24 @@ class Training:
         self._diaries = Diaries(self._folder)
         self.wait_for_steps(3)
 
-    def job(self) -> dict[str, Any]:
+    def job(self):
         return json.loads(self._hosts.run(HERE, *bagua("job", "show", self.id, "--output", "json", *self._reach)))
 
-    def wait_for_steps(self, ranks: int, more: int = 20) -> None:
+    def wait_for_steps(self, ranks, more=20):
         """Until that many ranks make steps together."""
         before = {pid: len(diary.steps) for pid, diary in self._diaries.read().items()}
 
-        def enough() -> bool:
+        def enough():
             now = self._diaries.read()
             made = [pid for pid, diary in now.items() if len(diary.steps) >= before.get(pid, 0) + more]
             return len(made) == ranks and all(now[pid].world == ranks for pid in made)
 
         self._wait_until(enough, WITHIN_S, lambda: str(self.job()))
 
-    def wait_for_generation(self, number: int) -> None:
+    def wait_for_generation(self, number):
         self._wait_until(lambda: self.job()["generation"] >= number, WITHIN_S)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self):
         (self._folder / "stop").touch()
         self._wait_until(lambda: self.job()["state"] in ("succeeded", "failed"), WITHIN_S)
         job = self.job()
@@ -63,12 +55,12 @@ class Training:
         return job
 
 
-def hosts_in(job: dict[str, Any]) -> set[str]:
+def hosts_in(job):
     return {rank["node_id"].partition("-")[0] for rank in job["ranks"]}
 
 
 @pytest.fixture
-def training(tmp_path: Path, sandbox: Sandbox) -> Iterator[tuple[Training, Hosts]]:
+def training(tmp_path, sandbox):
     with hosts_up(tmp_path, 4) as hosts:
         yield Training(hosts, sandbox), hosts
 
@@ -82,7 +74,7 @@ def training(tmp_path: Path, sandbox: Sandbox) -> Iterator[tuple[Training, Hosts
         pytest.param(((0, 1), (1, 0), (2, 1), (1, 2)), 2, id="all links of a host", marks=pytest.mark.full),
     ],
 )
-def test_a_broken_network(training: tuple[Training, Hosts], broken: tuple[tuple[int, int], ...], left: int) -> None:
+def test_a_broken_network(training, broken, left):
     job, hosts = training
     for source, target in broken:
         hosts.cut(source, target)
@@ -96,7 +88,7 @@ def test_a_broken_network(training: tuple[Training, Hosts], broken: tuple[tuple[
 
 @pytest.mark.full  # unit/coordinator/test_coordinator_broken_links.py has the decision
 @pytest.mark.timeout(900)
-def test_a_link_that_drops_again_and_again(training: tuple[Training, Hosts]) -> None:
+def test_a_link_that_drops_again_and_again(training):
     """More often than a job may stall; steps are made in between."""
     job, hosts = training
     for _ in range(8):

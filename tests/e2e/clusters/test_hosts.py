@@ -1,7 +1,5 @@
 """``bagua run --hosts`` through a real sshd on loopback: this machine is both hosts."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -9,8 +7,6 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 from rig import leaks
@@ -19,9 +15,6 @@ from rig.docs import pages
 from rig.limits import SOON_S
 
 from bagua.hosts import remote
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 # Without torch, whose import costs two seconds of a core.
 TELL = """
@@ -37,7 +30,7 @@ WAIT = """
 
 
 @pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+def sshd(tmp_path_factory):
     server = Sshd(tmp_path_factory.mktemp("sshd"))
     try:
         yield server
@@ -45,12 +38,12 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         server.close()
 
 
-def words(sshd: Sshd, hosts: int, *arguments: str) -> list[str]:
+def words(sshd, hosts, *arguments):
     listed = ",".join([f"127.0.0.1:{sshd.port}"] * hosts)
     return ["run", "--hosts", listed, "--ssh", sshd.ssh, *arguments]
 
 
-def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_two_hosts_are_one_job(sandbox, sshd):
     """The command of the page, with this machine for both hosts."""
     sandbox.script("train.py", TELL)
     [command] = pages.run_by("test_two_hosts_are_one_job", "docs/slurm.md")
@@ -65,7 +58,7 @@ def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
 
 
 @pytest.mark.full  # e2e/test_run and test_service pass secrets, too
-def test_a_secret_stays_in_memory(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_a_secret_stays_in_memory(sandbox, sshd):
     sandbox.script("hold.py", leaks.HOLD)
     secret = leaks.secret_file(sandbox.folder)
     process = sandbox.start(*sandbox.command, *words(sshd, 2, "--secret", "HF_TOKEN=hf.token", "hold.py"))
@@ -78,7 +71,7 @@ def test_a_secret_stays_in_memory(sandbox: Sandbox, sshd: Sshd) -> None:
 
 
 @pytest.mark.full  # another cluster
-def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox, sshd):
     sandbox.script("wait.py", WAIT)
     process = sandbox.start(*sandbox.command, *words(sshd, 1, "wait.py"))
     sandbox.wait_until((sandbox.folder / "started").exists, 4 * SOON_S)
@@ -88,14 +81,14 @@ def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
+def test_a_host_that_lets_nobody_in(sandbox, sshd):
     sandbox.script("tell.py", TELL)
     done = sandbox.bagua("run", "--hosts", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "tell.py")
     assert done.code == 1 and "no connection, or no login without a password" in done.err, done.text
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_a_process_that_keeps_the_output_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_keeps_the_output_open_is_not_waited_for(monkeypatch):
     """As ssh's master of a shared connection does."""
     monkeypatch.setattr(remote, "LAST_OUTPUT_S", 0.2)
     ended, out = threading.Event(), io.StringIO()

@@ -1,7 +1,5 @@
 """BaguaJobs on a real API server; a small kubelet runs pods as processes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -9,9 +7,7 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +21,7 @@ IMAGE = "bagua:test"
 
 
 @pytest.fixture(scope="module")
-def cluster(core: None) -> Iterator[Operated]:
+def cluster(core):
     reason = kubernetes.missing() or kubelet.missing()
     if reason:
         pytest.skip(reason)
@@ -38,7 +34,7 @@ def cluster(core: None) -> Iterator[Operated]:
         made.close()
 
 
-def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster: Operated) -> None:
+def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster):
     """Its variables come from everywhere that a pod can name."""
     for kind, data in (("configmaps", {"FROM_MAP": "c"}), ("secrets", {"token": base64.b64encode(b"d").decode()})):
         body = {"metadata": {"name": "words"}, "data": data}
@@ -68,7 +64,7 @@ def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster: Operated) 
     assert messages["PodCreated"] == "hello-0, hello-1" and "PodLost" not in messages and "PodDeleted" not in messages
 
 
-def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
+def test_pods_of_a_job_that_failed_have_failed(cluster):
     policy = {"restartPolicy": "Never"}
     cluster.submit("fails", image=IMAGE, replicas=1, run={"program": "/bin/false"}, runPolicy=policy)
     cluster.submit(
@@ -80,16 +76,16 @@ def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
     cluster.wait(lambda: not cluster.pods("goes"))
 
 
-def blocked(cluster: Operated, name: str) -> str:
+def blocked(cluster, name):
     """What stands in the way of a job, as its condition says."""
     found = cluster.status(name).get("conditions", [])
     return next((one["message"] for one in found if one["type"] == "Blocked" and one["status"] == "True"), "")
 
 
-def test_the_definition_refuses_what_a_schema_can(cluster: Operated) -> None:
+def test_the_definition_refuses_what_a_schema_can(cluster):
     run, spec = {"program": "/bin/true"}, {"image": IMAGE}
     volume = {"spec": {"volumes": [{"name": "My_Data", "emptyDir": {}}]}}
-    refused: list[tuple[str, dict[str, Any], str]] = [
+    refused = [
         ("a.b", {}, "metadata.name"),
         ("1st", {}, "metadata.name"),
         ("a" * 41, {}, "metadata.name"),
@@ -112,7 +108,7 @@ def test_the_definition_refuses_what_a_schema_can(cluster: Operated) -> None:
     cluster.delete("a" * 40)
 
 
-def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> None:
+def test_refusals_are_told_in_the_words_of_who_refuses(cluster):
     """And the job goes on when nothing stands in its way any more."""
     run, space = {"program": "/bin/true"}, "/api/v1/namespaces/default"
     most = {"type": "Container", "max": {"cpu": "1"}, "default": {"cpu": "1"}, "defaultRequest": {"cpu": "10m"}}
@@ -120,7 +116,7 @@ def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> Non
     cluster.api.post(f"{space}/limitranges", json=limit).raise_for_status()
     large = {"limits": {"cpu": "2"}}
     twice = {"spec": {"volumes": [{"name": "data", "emptyDir": {}}] * 2}}
-    refused: dict[str, tuple[dict[str, Any], str]] = {
+    refused = {
         "limited": ({"resources": large}, "maximum cpu usage per Container is 1, but limit is 2"),
         "leads": ({"coordinator": {"resources": large, "ephemeral": True}}, "maximum cpu usage per Container is 1"),
         "ranked": (
@@ -142,7 +138,7 @@ def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> Non
         cluster.wait(lambda: cluster.pods("limited"))
         cluster.wait(lambda: not blocked(cluster, "limited"))
 
-        def tell(**status: Any) -> None:
+        def tell(**status):
             path = f"{space}/pods/limited-0/status"
             cluster.api.patch(path, content=json.dumps({"status": status}), headers=PATCH).raise_for_status()
 
@@ -179,7 +175,7 @@ def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> Non
         cluster.delete(name)
 
 
-def test_objects_of_others_stay_as_they_are(cluster: Operated) -> None:
+def test_objects_of_others_stay_as_they_are(cluster):
     """Those that have the name of one of a BaguaJob's, and those of a job whose name is another one's object."""
     space, groups = "/api/v1/namespaces/default", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
     secret = {"metadata": {"name": "web-tls"}, "type": "Opaque", "data": {"tls.crt": "eA=="}}
@@ -208,7 +204,7 @@ def test_objects_of_others_stay_as_they_are(cluster: Operated) -> None:
     assert [cluster.api.get(path).json() for path in paths] == before
 
 
-def digits(replicas: int, epochs: int, **policy: Any) -> dict[str, Any]:
+def digits(replicas, epochs, **policy):
     """An elastic job that learns digits, with one rank in each pod."""
     return {
         "image": IMAGE,
@@ -219,10 +215,10 @@ def digits(replicas: int, epochs: int, **policy: Any) -> dict[str, Any]:
     }
 
 
-def trains(cluster: Operated, name: str, *pods: str, count: int = 0, beyond: int = 0) -> dict[str, Any]:
+def trains(cluster, name, *pods, count=0, beyond=0):
     """Waits until exactly these pods train, or so many, and until a step has been made after ``beyond``."""
 
-    def look() -> Any:
+    def look():
         status = cluster.status(name)
         ready = status.get("pods", "").startswith(f"{count or len(pods)}/") and status.get("phase") == "Running"
         there = count or set(cluster.pods(name)) == set(pods)
@@ -235,7 +231,7 @@ def trains(cluster: Operated, name: str, *pods: str, count: int = 0, beyond: int
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
+def test_digits_through_all_that_can_happen_to_a_job(cluster):
     """It loses a pod, grows, loses its operator, is paused, loses its coordinator, and succeeds: in one attempt."""
     cluster.submit("learns", **digits(2, 60, suspendMode="Pause"))
     step = trains(cluster, "learns", "learns-0", "learns-1")["step"]
@@ -259,7 +255,7 @@ def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     assert told["PodLost"] == "Warning" and {"PodCreated", "Scaled", "Succeeded"} <= set(told), told
 
 
-def test_metrics_can_be_scraped(cluster: Operated) -> None:
+def test_metrics_can_be_scraped(cluster):
     cluster.submit("counted", image=IMAGE, replicas=1, run={"program": "/bin/sleep", "args": ["600"]})
     cluster.wait_for_phase("counted", "Running")
     pod = cluster.api.get("/api/v1/namespaces/default/pods/counted-coordinator-0").json()
@@ -273,7 +269,7 @@ def test_metrics_can_be_scraped(cluster: Operated) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster: Operated) -> None:
+def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster):
     cluster.submit("again", **digits(2, 30))
     trains(cluster, "again", "again-0", "again-1")
     cluster.change("again", runPolicy={"suspend": True})
@@ -286,7 +282,7 @@ def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster: Operated)
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster: Operated) -> None:
+def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster):
     """A pod that is deleted alone would have an hour to leave."""
     cluster.submit("deleted", **digits(2, 2000, drainGraceSeconds=3600))
     trains(cluster, "deleted", "deleted-0", "deleted-1")
@@ -297,7 +293,7 @@ def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster: Operated) -> N
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_deleted_namespace_leaves_nothing_and_drains_nothing(cluster: Operated) -> None:
+def test_a_deleted_namespace_leaves_nothing_and_drains_nothing(cluster):
     """Its pods are deleted before its BaguaJobs, that of the coordinator among them."""
     space = "/api/v1/namespaces/team"
     cluster.api.post("/api/v1/namespaces", json={"metadata": {"name": "team"}}).raise_for_status()
@@ -315,7 +311,7 @@ def test_a_deleted_namespace_leaves_nothing_and_drains_nothing(cluster: Operated
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster: Operated) -> None:
+def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster):
     cluster.submit("moved", **digits(2, 2000))  # it does not end before all has happened to it
     step = trains(cluster, "moved", "moved-0", "moved-1")["step"]
     machine = cluster.pods("moved")["moved-1"]["spec"]["nodeName"]
@@ -337,7 +333,7 @@ def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster: Operated)
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_static_job_that_loses_a_pod_is_restarted(cluster: Operated) -> None:
+def test_a_static_job_that_loses_a_pod_is_restarted(cluster):
     run = {"module": "bagua.examples.digits", "args": ["--epochs", "15"]}
     policy = {"backoffSeconds": 1, "drainGraceSeconds": 1, "stopGraceSeconds": 1}
     cluster.submit("static", image=IMAGE, replicas=2, run=run, runPolicy=policy)
@@ -349,11 +345,11 @@ def test_a_static_job_that_loses_a_pod_is_restarted(cluster: Operated) -> None:
 
 @pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.timeout(900)
-def test_a_pod_that_dies_is_told_at_once(elastic: bool, cluster: Operated) -> None:
+def test_a_pod_that_dies_is_told_at_once(elastic, cluster):
     """Its daemon says nothing any more, and the fence of ten minutes is not waited for."""
     name = "grows" if elastic else "dies"
     run = {"module": "bagua.examples.elastic" if elastic else "bagua.examples.digits", "args": ["--epochs", "5000"]}
-    spec: dict[str, Any] = {"image": IMAGE, "replicas": 2, "run": run, "runPolicy": {"backoffSeconds": 0}}
+    spec = {"image": IMAGE, "replicas": 2, "run": run, "runPolicy": {"backoffSeconds": 0}}
     cluster.submit(name, **spec, **({"elastic": {"minReplicas": 1}} if elastic else {}))
     trains(cluster, name, f"{name}-0", f"{name}-1")
     before = {one["metadata"]["uid"] for one in cluster.pods(name).values()}
@@ -369,7 +365,7 @@ def test_a_pod_that_dies_is_told_at_once(elastic: bool, cluster: Operated) -> No
     cluster.delete(name)
 
 
-def overlay_commands(overlay: str) -> list[list[str]]:
+def overlay_commands(overlay):
     """The commands that the head of its kustomization.yaml tells to give first."""
     lines = (MANIFESTS / "overlays" / overlay / "kustomization.yaml").read_text().splitlines()
     text = "\n".join(line[1:] for line in lines if line.startswith("#   "))
@@ -378,7 +374,7 @@ def overlay_commands(overlay: str) -> list[list[str]]:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_the_overlay_with_postgresql(cluster: Operated) -> None:
+def test_the_overlay_with_postgresql(cluster):
     """Neither the coordinator nor the database loses the job when its pod is lost. It is deleted in its training."""
     absent = [name for name in ("kubectl", "initdb", "setpriv") if not shutil.which(name)]
     if absent and not (absent == ["initdb"] and list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))):
@@ -403,7 +399,7 @@ def test_the_overlay_with_postgresql(cluster: Operated) -> None:
 
 
 @pytest.fixture(scope="module")
-def neighbours(cluster: Operated) -> Iterator[Operated]:
+def neighbours(cluster):
     """Definitions of Kueue, Volcano and cert-manager, without their controllers. No pod finds a machine at first."""
     cluster.kill_operator()
     cluster.kubelet.capacity = 0
@@ -418,7 +414,7 @@ def neighbours(cluster: Operated) -> Iterator[Operated]:
     cluster.start_operator()
 
 
-def certify(cluster: Operated, name: str) -> None:
+def certify(cluster, name):
     """Does what cert-manager does when it sees the job's Certificate."""
     path = f"/apis/cert-manager.io/v1/namespaces/default/certificates/{name}-tls"
     answer = cluster.wait(lambda: (found := cluster.api.get(path)).status_code == 200 and found)
@@ -428,10 +424,7 @@ def certify(cluster: Operated, name: str) -> None:
     names = [*wanted["dnsNames"], *wanted["ipAddresses"]]
     files = {"ca.crt": authority.pem(), "tls.crt": authority.certify(key.public_key(), names), "tls.key": key_pem(key)}
     body = {
-        "metadata": {
-            "name": wanted["secretName"],
-            "annotations": {"cert-manager.io/certificate-name": f"{name}-tls"},
-        },
+        "metadata": {"name": wanted["secretName"], "annotations": {"cert-manager.io/certificate-name": f"{name}-tls"}},
         "type": "kubernetes.io/tls",
         "data": {part: base64.b64encode(value).decode() for part, value in files.items()},
     }
@@ -440,7 +433,7 @@ def certify(cluster: Operated, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_gangs_as_the_api_server_stores_them(neighbours: Operated) -> None:
+def test_gangs_as_the_api_server_stores_them(neighbours):
     cluster = neighbours
     priority = {"metadata": {"name": "high"}, "value": 1000}
     cluster.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=priority).raise_for_status()
@@ -470,7 +463,7 @@ def test_gangs_as_the_api_server_stores_them(neighbours: Operated) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_job_runs_with_certificates_of_another_maker(neighbours: Operated) -> None:
+def test_a_job_runs_with_certificates_of_another_maker(neighbours):
     cluster = neighbours
     if shutil.which("kubectl"):
         cluster.kubectl("create", "namespace", "cert-manager")

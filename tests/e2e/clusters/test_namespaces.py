@@ -1,26 +1,23 @@
 """Two hosts with addresses of their own: namespaces joined by a veth pair. Needs root; skips with the reason."""
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rig.clusters.namespaces import DEADLINE, PYTHON, Hosts, bagua, hosts_up, start_cluster
+from rig.clusters.namespaces import DEADLINE, PYTHON, bagua, hosts_up, start_cluster
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts(tmp_path):
     with hosts_up(tmp_path) as made:
         yield made
 
 
-def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
+def test_service_on_two_hosts_with_tls(hosts, tmp_path):
     """Coordinator and a daemon on one host, a daemon on the other; mutual TLS; one rank each; one sum."""
     reach = start_cluster(hosts, tmp_path, (), ())
     for host in range(2):
@@ -47,7 +44,7 @@ def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # integration/engine/test_engine_encryption.py
-def test_hosts_that_disagree_about_encryption(hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_that_disagree_about_encryption(hosts, tmp_path):
     """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
     reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))
     assert "NOT encrypted (--plain-data)" in (tmp_path / "services-1.log").read_text()
@@ -60,7 +57,7 @@ def test_hosts_that_disagree_about_encryption(hosts: Hosts, tmp_path: Path) -> N
     assert "--plain-data" in output and "give it to all hosts or to none" in " ".join(output.split()), output
 
 
-def test_coordinator_beyond_loopback_without_tls_is_refused(hosts: Hosts) -> None:
+def test_coordinator_beyond_loopback_without_tls_is_refused(hosts):
     process = hosts.start(0, *bagua("coordinator", "--listen", f"{hosts.addresses[0]}:7670"))
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 2
@@ -69,7 +66,7 @@ def test_coordinator_beyond_loopback_without_tls_is_refused(hosts: Hosts) -> Non
 
 @pytest.mark.full  # test_ephemeral.py has two agents of torchrun on this machine
 @pytest.mark.parametrize("secret", ["7c4f0e5a91d2b3867c4f0e5a91d2b386", ""], ids=["with a secret", "without one"])
-def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts, tmp_path: Path, secret: str) -> None:
+def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, tmp_path, secret):
     """No daemon anywhere: each host's first rank brings one up, and nothing is left at the end. Without a secret that
     the hosts share, every rank says what to set."""
     script = tmp_path / "train.py"
@@ -114,7 +111,7 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts
     assert_all_gone(marker, within_s=15.0)
 
 
-def processes_with(marker: str) -> list[str]:
+def processes_with(marker):
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -124,7 +121,7 @@ def processes_with(marker: str) -> list[str]:
     return found
 
 
-def assert_all_gone(marker: str, within_s: float) -> None:
+def assert_all_gone(marker, within_s):
     """Fails, naming them, if processes with the environment marker are still there after so many seconds."""
     import time
 

@@ -1,7 +1,5 @@
 """Jobs under a real Slurm of two nodes, both of which are this machine. docs/slurm.md has the commands."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -10,9 +8,7 @@ import shlex
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from rig import leaks
@@ -22,9 +18,6 @@ from rig.docs import pages
 from rig.limits import SOON_S
 from rig.programs import program
 from rig.ranks.elastic import PROGRAM
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Finished, Sandbox
 
 BATCH = Path(__file__).resolve().parents[3] / "deploy" / "slurm"
 PAGE, TUTORIAL = "docs/slurm.md", "docs/tutorials/slurm.md"
@@ -101,16 +94,16 @@ TRAIN = """
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Slurm]:
+def cluster():
     with slurm() as found:
         yield found
 
 
-def srun(sandbox: Sandbox, cluster: Slurm, *words: str | Path) -> Finished:
+def srun(sandbox, cluster, *words):
     return sandbox.run(*cluster.command("srun", "--overlap"), *words, env=cluster.env)
 
 
-def batch(sandbox: Sandbox, cluster: Slurm, script: str, *options: str) -> Finished:
+def batch(sandbox, cluster, script, *options):
     """Runs a batch script to its end; what it printed is in ``out``."""
     path = sandbox.script("job.sh", script)
     log = sandbox.folder / "job.log"
@@ -119,12 +112,12 @@ def batch(sandbox: Sandbox, cluster: Slurm, script: str, *options: str) -> Finis
     return type(done)(done.code, log.read_text() if log.exists() else "", done.text, done.seconds)
 
 
-def slurm_run(cluster: Slurm, *words: str) -> str:
+def slurm_run(cluster, *words):
     address = ["--address", cluster.address] if cluster.address else []
     return " ".join(["exec", sys.executable, "-P", "-m", "bagua.cli.main", "slurm", "run", *address, *words])
 
 
-def typed(sandbox: Sandbox, cluster: Slurm, command: str) -> Finished:
+def typed(sandbox, cluster, command):
     """A line of a page, typed in the environment of the tests; templates are those of this checkout."""
     line = command.replace("deploy/slurm/", f"{BATCH}/")
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -134,7 +127,7 @@ def typed(sandbox: Sandbox, cluster: Slurm, command: str) -> Finished:
     return done
 
 
-def test_ranks_of_srun_know_their_places(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_ranks_of_srun_know_their_places(sandbox, cluster):
     script = sandbox.script("place.py", PLACE)
     done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=2", sys.executable, script)
     assert done.code == 0, done.text
@@ -146,7 +139,7 @@ def test_ranks_of_srun_know_their_places(sandbox: Sandbox, cluster: Slurm) -> No
     assert cyclic.code == 0 and all(line.split()[3] == "-" for line in cyclic.out.splitlines()), cyclic.text
 
 
-def test_python_without_srun_is_told_of_the_allocation(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_python_without_srun_is_told_of_the_allocation(sandbox, cluster):
     script = sandbox.script("alone.py", ALONE)
     done = batch(sandbox, cluster, f"#!/bin/sh\nexec {sys.executable} {script}\n", "-N2", "--ntasks-per-node=2")
     assert done.code == 0 and "{} Slurm job" in done.out and "has 2 nodes and 4 tasks" in done.out, done.text
@@ -155,7 +148,7 @@ def test_python_without_srun_is_told_of_the_allocation(sandbox: Sandbox, cluster
 
 
 @pytest.mark.full  # the next one starts ranks with srun, too
-def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_bare_srun_is_one_job(sandbox, cluster):
     """As both pages say it, and in the same words."""
     [command] = {*pages.run_by("test_bare_srun_is_one_job", PAGE, TUTORIAL)}
     sandbox.script("train.py", SUM)
@@ -167,7 +160,7 @@ def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
 
 
 @pytest.mark.full  # others call the same with their own scripts
-def test_commands_of_the_page(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_commands_of_the_page(sandbox, cluster):
     """The template asks for four nodes: options before the file say otherwise, as the page has it."""
     sandbox.script("train.py", TELL)
     for command in pages.run_by("test_commands_of_the_page", PAGE):
@@ -182,7 +175,7 @@ def test_commands_of_the_page(sandbox: Sandbox, cluster: Slurm) -> None:
 
 
 @pytest.mark.full  # the same by other commands
-def test_three_ways_to_one_job(sandbox: Sandbox, cluster: Slurm, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_three_ways_to_one_job(sandbox, cluster, tmp_path_factory):
     """By srun, in an allocation, and over an sshd on this machine, which is both hosts."""
     *slurms, ssh = pages.run_by("test_three_ways_to_one_job", "docs/running.md")
     server = Sshd(tmp_path_factory.mktemp("sshd"))
@@ -201,7 +194,7 @@ def test_three_ways_to_one_job(sandbox: Sandbox, cluster: Slurm, tmp_path_factor
 
 
 @pytest.mark.full
-def test_ddp_over_the_backend_under_bare_srun(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_ddp_over_the_backend_under_bare_srun(sandbox, cluster):
     script = sandbox.script("ddp.py", DDP)
     meet = sandbox.folder / "meet"
     done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script, meet)
@@ -210,7 +203,7 @@ def test_ddp_over_the_backend_under_bare_srun(sandbox: Sandbox, cluster: Slurm) 
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_slurm_run_starts_a_daemon_on_each_node(sandbox, cluster):
     sandbox.script("tell.py", TELL)
     done = batch(
         sandbox, cluster, f"#!/bin/bash\n{slurm_run(cluster, 'tell.py', '--a', 'b')}\n", "-N2", "--ntasks-per-node=2"
@@ -224,7 +217,7 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm
 
 
 @pytest.mark.full  # e2e/clusters/test_hosts.py looks for it where ssh starts the daemons
-def test_a_secret_stays_in_memory(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_a_secret_stays_in_memory(sandbox, cluster):
     sandbox.script("hold.py", leaks.HOLD)
     secret = leaks.secret_file(sandbox.folder)
     log = sandbox.folder / "job.log"
@@ -247,7 +240,7 @@ def test_a_secret_stays_in_memory(sandbox: Sandbox, cluster: Slurm) -> None:
 
 
 @pytest.mark.full  # the same from a login node
-def test_salloc_leaves_the_command_to_the_first_node(sandbox: Sandbox, cluster: Slurm) -> None:
+def test_salloc_leaves_the_command_to_the_first_node(sandbox, cluster):
     sandbox.script("tell.py", TELL)
     words = slurm_run(cluster, "tell.py").split()[1:]
     done = sandbox.run(*cluster.command("salloc", "-N2", "--ntasks-per-node=1"), *words, env=cluster.env)
@@ -256,7 +249,7 @@ def test_salloc_leaves_the_command_to_the_first_node(sandbox: Sandbox, cluster: 
     sandbox.assert_all_gone(within=SOON_S)
 
 
-def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
+def test_outside_of_an_allocation(sandbox):
     if "SLURM_JOB_ID" in os.environ:
         pytest.skip("these tests run in an allocation themselves")
     done = sandbox.bagua("slurm", "run", "train.py")
@@ -264,7 +257,7 @@ def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
 
 
 @pytest.fixture
-def own(cluster: Slurm) -> Iterator[Slurm]:
+def own(cluster):
     """The cluster, if it is one whose nodes and jobs may be harmed."""
     if cluster.own is None:
         pytest.skip("it preempts jobs and loses nodes: only for a cluster that was made here")
@@ -272,7 +265,7 @@ def own(cluster: Slurm) -> Iterator[Slurm]:
     cluster.own.recover()
 
 
-def start_now(sandbox: Sandbox, cluster: Slurm, job: str, log: Path) -> None:
+def start_now(sandbox, cluster, job, log):
     """A job that is queued again: Slurm would wait for two minutes. Started in the second in which it was cancelled, it
     may fail (slurmctld: "non-startable batch job: Job credential revoked")."""
     state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
@@ -281,7 +274,7 @@ def start_now(sandbox: Sandbox, cluster: Slurm, job: str, log: Path) -> None:
     assert sandbox.run(*now, env=cluster.env).code == 0
 
 
-def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], object]) -> str:
+def interrupted(sandbox, cluster, interrupt):
     """The output of a job of train.sbatch that trains, is interrupted, and goes on when Slurm starts it again."""
     sandbox.script("train.py", TRAIN)
     log = sandbox.folder / "job.log"
@@ -300,7 +293,7 @@ def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], obj
 
 
 @pytest.mark.full  # two starts of four ranks with torch
-def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, own: Slurm) -> None:
+def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox, own):
     """With the files of the tutorial. The signal comes before its time."""
     for block in pages.of_page("tutorials/slurm"):
         if block.file:
@@ -319,8 +312,8 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, own
 
 
 @pytest.mark.full  # the same
-def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox: Sandbox, own: Slurm) -> None:
-    def preempt(_: str) -> None:
+def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox, own):
+    def preempt(_):
         urgent = own.command("srun", "--partition=urgent", "-N2", "--exclusive", "true")
         done = sandbox.run(*urgent, env=own.env)
         assert done.code == 0, done.text
@@ -332,7 +325,7 @@ def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox: Sandbox, o
 class Elastic:
     """An elastic job with a rank on each of two nodes, started as the tutorial says."""
 
-    def __init__(self, sandbox: Sandbox, cluster: Slurm) -> None:
+    def __init__(self, sandbox, cluster):
         self.sandbox, self.cluster, self.log = sandbox, cluster, sandbox.folder / "job.log"
         sandbox.script("train.py", PROGRAM)
         [command] = pages.run_by("test_an_elastic_job_goes_on_without_a_node_that_is_lost", TUTORIAL)
@@ -342,12 +335,12 @@ class Elastic:
         self.waits = sandbox.start(*cluster.command(*words), env={**cluster.env, "PATH": path})
         self.wait_for("of 2 sum 1")
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words):
         self.sandbox.wait_until(
             lambda: self.log.exists() and words in self.log.read_text(), 2 * SOON_S, lambda: self.log.read_text()
         )
 
-    def on_second_node(self, program: str = "") -> list[int]:
+    def on_second_node(self, program=""):
         """Processes of the job there that have this in their command line."""
         node = f"SLURMD_NODENAME={NODES[1]}\0".encode()
         found = []
@@ -357,14 +350,14 @@ class Elastic:
                     found.append(pid)
         return found
 
-    def ends_well(self) -> None:
+    def ends_well(self):
         (self.sandbox.folder / "stop").touch()
         assert self.waits.wait(2 * SOON_S) == 0, self.log.read_text()
         self.sandbox.assert_all_gone(within=SOON_S)
 
 
 @pytest.mark.full  # e2e/elastic/test_elastic.py has losses
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, own: Slurm) -> None:
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox, own):
     job = Elastic(sandbox, own)
     assert own.own is not None
     own.own.lose_the_second_node(job.on_second_node())
@@ -373,7 +366,7 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, ow
 
 
 @pytest.mark.full  # e2e/elastic/test_elastic_changes.py has drains
-def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slurm) -> None:
+def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox, own):
     """Slurm's own drain lets jobs end there; a signal to the node's daemon makes them leave."""
     job = Elastic(sandbox, own)
     assert own.own is not None
@@ -386,7 +379,7 @@ def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slu
 
 
 @pytest.mark.full  # the next one gives more commands
-def test_a_shell_on_the_first_node(sandbox: Sandbox, own: Slurm) -> None:
+def test_a_shell_on_the_first_node(sandbox, own):
     """Opened in a terminal, as the page says; there the variable is set that the job's output names."""
     opened, export = pages.run_by("test_a_shell_on_the_first_node", PAGE)
     job = Elastic(sandbox, own)
@@ -404,12 +397,12 @@ def test_a_shell_on_the_first_node(sandbox: Sandbox, own: Slurm) -> None:
 
 
 @pytest.mark.full  # e2e/elastic/test_elastic_changes.py scales jobs
-def test_an_elastic_job_is_scaled_while_it_runs(sandbox: Sandbox, own: Slurm) -> None:
+def test_an_elastic_job_is_scaled_while_it_runs(sandbox, own):
     """On the first node, with the variable that the job's output names."""
     job = Elastic(sandbox, own)
     told = re.search(rf"Other commands for this job, on {re.escape(NODES[0])}: export (\S+)", job.log.read_text())
     assert told, job.log.read_text()
-    ids: list[str] = []
+    ids = []
     for command in (*pages.run_by("test_an_elastic_job_is_scaled_while_it_runs", PAGE), "bagua job scale ID 2"):
         if ids and "scale" in command and command.endswith("2"):
             job.wait_for("rank 0 of 1 sum 0")
@@ -420,7 +413,7 @@ def test_an_elastic_job_is_scaled_while_it_runs(sandbox: Sandbox, own: Slurm) ->
 
 
 @pytest.mark.parametrize("number, mpirun", [(0, "mpirun.openmpi"), (1, "mpiexec.hydra")])
-def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, number: int, mpirun: str) -> None:
+def test_ranks_of_mpirun_know_their_places(sandbox, number, mpirun):
     path = program(mpirun)
     command = pages.run_by("test_ranks_of_mpirun_know_their_places", PAGE)[number]
     programs = sandbox.folder / "bin"

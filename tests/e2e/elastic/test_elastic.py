@@ -1,7 +1,5 @@
 """Elastic jobs, as a user has them: ranks and daemons are killed, the others go on, in the same processes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -10,7 +8,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -19,22 +16,18 @@ from rig.ranks.elastic import CLOSED, PROGRAM
 
 from bagua.base.daemon_process import daemon_pid
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
-
-
 PIDFD_GETFD = 438  # number of a system call that Python does not have
 
 
-def printed(job: dict[str, Any], line: str) -> bool:
+def printed(job, line):
     """Every rank of the job has printed ``line``, with its rank for ``{}``."""
     return all(
         line.format(rank["rank"]) in Path(rank["log_path"]).read_text() for rank in job["ranks"] if rank["log_path"]
     )
 
 
-def in_generation(service: Service, job_id: str, generation: int) -> dict[str, Any]:
-    found: dict[str, Any] = service.sandbox.wait_until(
+def in_generation(service, job_id, generation):
+    found = service.sandbox.wait_until(
         lambda: (job := service.job(job_id))["generation"] == generation and job,
         SOON_S,
         lambda: str(service.job(job_id)),
@@ -44,7 +37,7 @@ def in_generation(service: Service, job_id: str, generation: int) -> dict[str, A
 
 
 @pytest.mark.full  # test_elastic_promise.py loses a rank and a host, too
-def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 2)
@@ -85,7 +78,7 @@ def test_a_service_goes_on_without_a_rank_and_without_a_daemon(idle_service: Ser
     assert (job["state"], job["reason"]) == ("succeeded", "1 rank ended with exit code 0")
 
 
-def break_connections(pid: int, address: str) -> int:
+def break_connections(pid, address):
     """Shuts down the established connections of a process, a child of this one, to and from an engine."""
     port = int(address.rpartition(":")[2])
     process = os.pidfd_open(pid)
@@ -106,7 +99,7 @@ def break_connections(pid: int, address: str) -> int:
 
 
 @pytest.mark.full  # test_chaos.py cuts links, too
-def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_broken_connection_costs_no_member(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     first = service.start_node("node-a", 1)
@@ -129,14 +122,14 @@ def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: San
     assert job["reason"].endswith("1 node is left, and the job needs at least 2: its program takes no newcomers")
 
 
-def test_a_run_goes_on_without_a_killed_rank(sandbox: Sandbox) -> None:
+def test_a_run_goes_on_without_a_killed_rank(sandbox):
     script = sandbox.script("train.py", PROGRAM)
     process = sandbox.start(*sandbox.command, "run", "--elastic", "--nproc-per-node", "3", "--output", "json", script)
     started = time.monotonic()
-    lines: list[str] = []
+    lines = []
     assert process.stderr is not None
 
-    def until(*texts: str) -> None:
+    def until(*texts):
         """The output of ranks is on standard error, where the document is for programs."""
         assert process.stderr is not None
         while not all(any(text in line for line in lines) for text in texts):
@@ -176,7 +169,7 @@ print(f"rank {bagua.get_rank()} of {bagua.get_world_size()} sums {mine.item():g}
 
 
 @pytest.mark.full
-def test_a_rank_is_killed_before_it_has_joined(sandbox: Sandbox) -> None:
+def test_a_rank_is_killed_before_it_has_joined(sandbox):
     """Its process has ended: the others, which come later, go on without it, and events say why."""
     script = sandbox.script("train.py", BEGINS)
     process = sandbox.start(*sandbox.command, "run", "--elastic", "--nproc-per-node", "3", "--output", "json", script)
@@ -188,7 +181,7 @@ def test_a_rank_is_killed_before_it_has_joined(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.full
-def test_a_node_is_lost_before_it_has_started_its_ranks(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_node_is_lost_before_it_has_started_its_ranks(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 1)

@@ -1,12 +1,9 @@
 """Planned changes of an elastic job, as users ask for them, through daemons, coordinator and command line."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.limits import SOON_S
@@ -14,29 +11,24 @@ from rig.ranks.elastic import PROGRAM
 
 from bagua.base.daemon_process import daemon_pid
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
-
-def seen(service: Service, job_id: str, holds: Any) -> dict[str, Any]:
+def seen(service, job_id, holds):
     """The job as soon as ``holds`` says yes of it."""
-    found: dict[str, Any] = service.sandbox.wait_until(
-        lambda: (job := service.job(job_id)) and holds(job) and job,
-        SOON_S,
-        lambda: str(service.job(job_id)),
+    found = service.sandbox.wait_until(
+        lambda: (job := service.job(job_id)) and holds(job) and job, SOON_S, lambda: str(service.job(job_id))
     )
     return found
 
 
-def members(job: dict[str, Any]) -> list[int]:
+def members(job):
     return [rank["member"] for rank in job["ranks"]]
 
 
-def last_line(rank: dict[str, Any]) -> str:
+def last_line(rank):
     return (Path(rank["log_path"]).read_text().splitlines() or [""])[-1]
 
 
-def test_scale_pause_and_resume(idle_service: Service, sandbox: Sandbox) -> None:
+def test_scale_pause_and_resume(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     for name in ("node-a", "node-b"):
@@ -66,7 +58,7 @@ def test_scale_pause_and_resume(idle_service: Service, sandbox: Sandbox) -> None
 
 
 @pytest.mark.full  # tests/unit/coordinator/test_coordinator_joins.py and test_coordinator_changes.py have the decisions
-def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 2)
@@ -86,7 +78,7 @@ def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service: 
 
 
 @pytest.mark.full  # tests/unit/coordinator/test_coordinator_changes.py has the decisions
-def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox: Sandbox) -> None:
+def test_below_its_minimum_a_job_waits_for_a_node(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 1)
@@ -105,7 +97,7 @@ def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox
 
 
 @pytest.mark.full  # integration/node/test_node_elastic.py upgrades daemons
-def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_node_is_upgraded_below_its_ranks(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     keeper = service.start_node("node-a", 2)
@@ -129,15 +121,15 @@ def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sand
     assert job["state"] == "succeeded" and {rank["exit_code"] for rank in job["ranks"]} == {0}
 
 
-def test_run_shows_the_output_of_newcomers(sandbox: Sandbox) -> None:
+def test_run_shows_the_output_of_newcomers(sandbox):
     script = sandbox.script("t.py", PROGRAM)
     options = ("--elastic", "--respawn", "1", "--nproc-per-node", "2", "--output", "json")
     process = sandbox.start(*sandbox.command, "run", *options, script)
     started = time.monotonic()
     assert process.stderr is not None
-    lines: list[str] = []
+    lines = []
 
-    def until(text: str) -> None:
+    def until(text):
         """The output of ranks is on standard error, where the document is for programs."""
         assert process.stderr is not None
         while not any(text in line for line in lines):

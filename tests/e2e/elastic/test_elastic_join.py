@@ -1,12 +1,9 @@
 """An elastic job grows when a node comes, and leaves one as planned: the daemons, the coordinator and the command line
 together."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.limits import SOON_S
@@ -14,18 +11,15 @@ from rig.ranks.elastic import PROGRAM
 
 from bagua.base.daemon_process import daemon_pid
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
-
-def printed(job: dict[str, Any], line: str) -> bool:
+def printed(job, line):
     """Every rank of the job has printed ``line``, with its rank for ``{}``."""
     return all(line.format(rank["rank"]) in Path(rank["log_path"]).read_text() for rank in job["ranks"])
 
 
-def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
+def with_ranks(service, job_id, count):
     """The job as soon as it runs with so many ranks."""
-    found: dict[str, Any] = service.sandbox.wait_until(
+    found = service.sandbox.wait_until(
         lambda: (
             (job := service.job(job_id))["state"] == "running"
             and len(job["ranks"]) == count
@@ -39,7 +33,7 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
 
 
 @pytest.mark.full  # integration/node/test_node_elastic.py kills one, too
-def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service, sandbox):
     """On one of two nodes: nobody is out, no process is another one."""
     service = idle_service
     service.start_coordinator()
@@ -59,9 +53,7 @@ def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: 
     assert (job["state"], job["reason"]) == ("succeeded", "all 4 ranks ended with exit code 0")
 
 
-def test_a_job_grows_onto_a_node_that_comes_and_leaves_it_when_it_is_drained(
-    idle_service: Service, sandbox: Sandbox
-) -> None:
+def test_a_job_grows_onto_a_node_that_comes_and_leaves_it_when_it_is_drained(idle_service, sandbox):
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 2)

@@ -3,23 +3,16 @@
 The program counts in which committed steps each sample was (client/chaos/training.py), and hashes its state.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from rig.limits import SOON_S
 
 from bagua.base.daemon_process import daemon_pid
-from bagua.chaos.diary import Diaries, Diary, violations, whole_epochs
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
+from bagua.chaos.diary import Diaries, violations, whole_epochs
 
 PROGRAM = ("-m", "bagua.chaos.training")
 REST_S = "0.03"
@@ -29,7 +22,7 @@ REST_S = "0.03"
 class Training:
     """A job that trains, and its diaries."""
 
-    def __init__(self, service: Service, folder: Path, *options: str, workers: int = 0, rest_s: str = REST_S) -> None:
+    def __init__(self, service, folder, *options, workers=0, rest_s=REST_S):
         self.service = service
         self.folder = folder
         folder.mkdir()
@@ -42,20 +35,20 @@ class Training:
         self.pids = [rank["pid"] for rank in job["ranks"]]  # by rank
         self.wait_for_steps(self.pids)
 
-    def diaries(self) -> dict[int, Diary]:
+    def diaries(self):
         return self._diaries.read()
 
-    def wait_for_steps(self, pids: list[int], more: int = 5) -> None:
+    def wait_for_steps(self, pids, more=5):
         """Until each of these processes has made so many steps more."""
         before = {pid: len(diary.steps) for pid, diary in self.diaries().items()}
 
-        def enough() -> bool:
+        def enough():
             now = self.diaries()
             return all(pid in now and len(now[pid].steps) >= before.get(pid, 0) + more for pid in pids)
 
         self.service.sandbox.wait_until(enough, SOON_S, lambda: str(self.service.job(self.id)))
 
-    def finish(self) -> dict[int, Diary]:
+    def finish(self):
         """Asks for the end. The job must come to a good one; the diaries of those that are left."""
         (self.folder / "stop").touch()
         job = self.service.wait_for_state(self.id, ["succeeded", "failed"], within=2 * SOON_S)
@@ -65,7 +58,7 @@ class Training:
         return {pid: diary for pid, diary in found.items() if diary.ended}
 
 
-def test_a_lost_member_costs_no_sample_and_restarts_nobody(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_lost_member_costs_no_sample_and_restarts_nobody(idle_service, sandbox):
     """Rank 0 first, then its host, whose address is MASTER_ADDR; with a coordinator that was away in between."""
     service = idle_service
     service.start_coordinator("--fence-after", "10")
@@ -94,7 +87,7 @@ def test_a_lost_member_costs_no_sample_and_restarts_nobody(idle_service: Service
 
 
 @pytest.mark.full  # integration/torch_api/elastic/test_torch_elastic.py breaks links
-def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, tmp_path: Path) -> None:
+def test_faults_that_change_no_membership_leave_the_same_bits(service, tmp_path):
     """A rank is stopped for a while, the coordinator is killed: the same hash after each epoch as without."""
     hashes = []
     for name in ("undisturbed", "disturbed"):
@@ -116,7 +109,7 @@ def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, 
 
 
 @pytest.mark.full  # integration/node/test_node_elastic.py has the daemon that goes
-def test_a_notice_that_is_shorter_than_a_step(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_notice_that_is_shorter_than_a_step(idle_service, sandbox):
     """The node says that it drains, and is gone before the step is over, in which a rank stands still meanwhile: the
     others repeat that step without the node."""
     service = idle_service
@@ -136,7 +129,7 @@ def test_a_notice_that_is_shorter_than_a_step(idle_service: Service, sandbox: Sa
 
 
 @pytest.mark.full  # unit/coordinator/test_coordinator_silence.py has the decision
-def test_a_host_is_silent_for_less_than_eight_steps(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_host_is_silent_for_less_than_eight_steps(idle_service, sandbox):
     """Keeper, daemon and rank stand still for seven seconds, which is longer than their lease and than the time after
     which daemons end what they run. Eight steps take longer: nobody is lost."""
     service = idle_service
@@ -165,7 +158,7 @@ def test_a_host_is_silent_for_less_than_eight_steps(idle_service: Service, sandb
 
 
 @pytest.mark.full
-def test_a_host_that_stood_still_is_fenced_on_return(idle_service: Service, sandbox: Sandbox) -> None:
+def test_a_host_that_stood_still_is_fenced_on_return(idle_service, sandbox):
     """As in a frozen cgroup: keeper, daemon and rank. The others go on; the step that it then ends does not count."""
     service = idle_service
     service.start_coordinator("--fence-after", "10")
@@ -187,7 +180,7 @@ def test_a_host_that_stood_still_is_fenced_on_return(idle_service: Service, sand
     assert sorted(training.finish()) == [left]
 
 
-def test_an_exception_of_the_program_ends_the_job_with_its_words(service: Service, sandbox: Sandbox) -> None:
+def test_an_exception_of_the_program_ends_the_job_with_its_words(service, sandbox):
     script = service.sandbox.script("wrong.py", "raise ValueError('the learning rate is negative')")
     job_id = service.submit("--elastic", "--nproc-per-node", "2", script)
     job = service.wait_for_state(job_id, ["failed"], within=SOON_S)

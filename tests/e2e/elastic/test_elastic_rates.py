@@ -1,22 +1,16 @@
 """The program of docs/learning-rate.md: the learning rate follows the ranks through a loss and a join."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.docs import pages
 from rig.limits import SOON_S
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
-
 PAGE = "docs/learning-rate.md"
 
 
 @pytest.mark.full  # unit/torch_api/data/test_learning_rate.py
-def test_the_rate_follows_the_ranks(core: None, sandbox: Sandbox) -> None:
+def test_the_rate_follows_the_ranks(core, sandbox):
     for block in pages.of_path(pages.ROOT / PAGE):
         if block.file:
             sandbox.script(block.file, block.text)

@@ -1,26 +1,18 @@
 """Jobs as docs/jobs.md describes them: options in a file, code that is shipped, and the client in Python."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from bagua.client import Client
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
 SCRIPT = "import os, sys\nfrom lib import word\nprint(word, os.environ['RANK'], sys.argv[1:], os.environ.get('A'))\n"
 
 
-def project(sandbox: Sandbox) -> Path:
+def project(sandbox):
     folder = sandbox.folder / "project"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(SCRIPT)
@@ -28,7 +20,7 @@ def project(sandbox: Sandbox) -> Path:
     return folder
 
 
-def test_a_job_from_a_file_in_code_that_is_shipped(service: Service) -> None:
+def test_a_job_from_a_file_in_code_that_is_shipped(service):
     sandbox = service.sandbox
     project(sandbox)
     config = sandbox.script(
@@ -62,7 +54,7 @@ def test_a_job_from_a_file_in_code_that_is_shipped(service: Service) -> None:
         assert refused.code == 2 and words in refused.err, refused.text
 
 
-def test_the_example_of_the_documentation(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documentation(service, monkeypatch):
     example = re.search(r"## From Python\n+<!--.*?-->\n```python\n(.*?)```", DOCS.read_text(), re.S)
     assert example is not None
     monkeypatch.chdir(project(service.sandbox))
@@ -78,7 +70,7 @@ def test_the_example_of_the_documentation(service: Service, monkeypatch: pytest.
     assert kinds.index("submitted") < kinds.index("placed") < kinds.index("rank_started")
 
 
-def test_a_watch_with_logs_may_end_early(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_with_logs_may_end_early(service, monkeypatch):
     stop = service.sandbox.folder / "stop-early"
     script = service.sandbox.script(
         "early.py",

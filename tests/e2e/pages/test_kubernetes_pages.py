@@ -3,24 +3,17 @@
 The controllers of Deployments run, too. So the operator is a pod, with the rights of its service account.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 from rig.clusters import kubelet, kubernetes
 from rig.clusters.operators import MANIFESTS, Operated
 from rig.docs import pages
 from rig.limits import SOON_S
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -32,7 +25,7 @@ CHECKS_RULES = (1, 25)
 class Administrator:
     """Somebody who types at a cluster, in a checkout."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox):
         self.sandbox, self.cluster = sandbox, Operated()
         shutil.copytree(MANIFESTS, sandbox.folder / "deploy" / "kubernetes")
         sandbox.env |= {"KUBECONFIG": str(self.cluster.plane.kubeconfig), "HOME": str(sandbox.folder)}
@@ -40,7 +33,7 @@ class Administrator:
         self.cluster.start_machines()
         self.old = self.cluster.plane.version() < CHECKS_RULES
 
-    def type(self, command: str) -> str:
+    def type(self, command):
         """Returns its output. One that watches is ended once the job runs."""
         if self.old:
             command = command.replace("kubectl apply ", "kubectl apply --validate=false ")
@@ -50,7 +43,7 @@ class Administrator:
         assert done.code == 0, f"{command}: {done.text}\n{self.cluster.explain()}"
         return done.out
 
-    def _watch(self, command: str) -> str:
+    def _watch(self, command):
         log = self.sandbox.folder / "watched"
         with log.open("w") as out:
             process = self.sandbox.start("sh", "-c", f"exec {command}", stdout=out, stderr=subprocess.STDOUT)
@@ -59,23 +52,23 @@ class Administrator:
         self.sandbox.finish(process, time.monotonic())
         return log.read_text()
 
-    def trains(self, pods: int) -> None:
+    def trains(self, pods):
         """Waits until the job digits has so many pods and makes steps."""
 
-        def look() -> bool:
+        def look():
             status = self.cluster.status("digits")
             return status.get("pods") == f"{pods}/{pods}" and status["phase"] == "Running" and status.get("step", 0) > 0
 
         self.cluster.wait(look)
 
-    def nothing_is_left(self) -> None:
+    def nothing_is_left(self):
         """Waits until all objects of the job are gone."""
         kinds = "pods,persistentvolumeclaims,secrets,services,statefulsets"
         self.cluster.wait(lambda: "digits" not in self.type(f"kubectl get {kinds} --output name"))
 
 
 @pytest.fixture(scope="module")
-def administrator(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administrator]:
+def administrator(core, tmp_path_factory):
     from tests.e2e.conftest import Sandbox
 
     reason = kubernetes.missing() or kubelet.missing() or ("" if shutil.which("kubectl") else "no kubectl")
@@ -92,7 +85,7 @@ def administrator(core: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         sandbox.close()
 
 
-def test_the_commands_of_the_page(administrator: Administrator) -> None:
+def test_the_commands_of_the_page(administrator):
     *begin, look = pages.run_by("test_the_commands_of_the_page", PAGE)
     for command in begin:
         administrator.type(command)
@@ -102,7 +95,7 @@ def test_the_commands_of_the_page(administrator: Administrator) -> None:
     administrator.nothing_is_left()
 
 
-def test_the_tutorial(administrator: Administrator) -> None:
+def test_the_tutorial(administrator):
     """From the operator to the deletion of a job. Its pods are looked at between the commands."""
     for block in pages.of_page("tutorials/kubernetes"):
         if block.file:

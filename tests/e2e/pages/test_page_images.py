@@ -4,13 +4,10 @@ built by buildah, run by podman, and pushed to a registry. Their base is made by
 Some gigabytes are fetched, because torch comes along with CUDA, and 20 GB are needed on the disk.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,14 +87,14 @@ class Host(Throwaway):
 
     digest = ""
 
-    def type(self, text: str) -> str:
+    def type(self, text):
         """Commands of a page for somebody in a checkout; their output."""
         for word, meaning in {"sha256:…": self.digest, "VERSION": bagua.__version__}.items():
             text = text.replace(word, meaning)
         here = f"cd {pages.ROOT}; export BAGUA_VENV={sys.prefix} PATH={Path(sys.prefix) / 'bin'}:$PATH"
         return self.sh(f"{SETTINGS}\n{here}\n{text}", INSTALL_S)
 
-    def alone(self, *texts: str) -> str:
+    def alone(self, *texts):
         """The same on a host and a node that see nobody else."""
         text = "\n".join((ALONE, *texts))
         for word, meaning in {"HOST": "10.0.0.1", "ADDRESS": "10.0.0.2"}.items():
@@ -106,7 +103,7 @@ class Host(Throwaway):
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     if reason := throwaway.reason_to_skip(folder):
         pytest.skip(reason)
@@ -124,14 +121,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def built(host: Host) -> Host:
+def built(host):
     """That host, with the images of docs/install.md."""
     for command in pages.run_by("test_images_are_built", "docs/install.md"):
         host.type(command)
     return host
 
 
-def test_images_are_built(built: Host) -> None:
+def test_images_are_built(built):
     """Their user is nobody. The coordinator's image has all that the operator imports: the first thing that is missing
     is an API server."""
     for name in ("bagua-coordinator", "bagua-node"):
@@ -141,13 +138,13 @@ def test_images_are_built(built: Host) -> None:
     assert "http://127.0.0.1:1 does not answer" in said and said.endswith("code 2\n"), said
 
 
-def test_containers_train(built: Host) -> None:
+def test_containers_train(built):
     coordinator, node, commands = pages.texts_run_by("test_containers_train", "docs/install.md")
     said = built.alone(coordinator, node, CONNECTED, commands)
     assert " connected " in said and "Job announcement succeeded" in said, said
 
 
-def test_an_image_is_pushed(built: Host) -> None:
+def test_an_image_is_pushed(built):
     """The tutorial builds it by a command of docs/install.md, which takes minutes: that has been done."""
     build, push = pages.run_by("test_an_image_is_pushed", "docs/tutorials/kubernetes.md")
     assert build in pages.run_by("test_images_are_built", "docs/install.md")

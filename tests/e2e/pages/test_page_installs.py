@@ -3,8 +3,6 @@
 Some gigabytes are fetched, because torch comes along. Where no package index can be reached, all of it is skipped.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -14,9 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -28,9 +24,6 @@ from rig.system import throwaway
 from rig.system.throwaway import Throwaway
 
 from bagua.base.paths import cache_dir
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Finished, Sandbox
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 
@@ -170,7 +163,7 @@ wait $other
 JUPYTER = "c.ServerApp.allow_root = True\nc.ServerApp.open_browser = False\n"
 
 
-def clone(folder: Path) -> Path:
+def clone(folder):
     """A copy of the checkout: an installation leaves files in it."""
     words = ["git", "ls-files", "-co", "--exclude-standard"]
     listed = subprocess.run(words, cwd=pages.ROOT, capture_output=True, text=True, check=True).stdout
@@ -184,7 +177,7 @@ def clone(folder: Path) -> Path:
 class Environment:
     """A fresh one, and somebody who has activated it and types. ``prefix``: a command that runs what is typed."""
 
-    def __init__(self, sandbox: Sandbox, name: str, *prefix: str) -> None:
+    def __init__(self, sandbox, name, *prefix):
         self.sandbox, self.prefix = sandbox, prefix
         self.folder = sandbox.folder / name
         made = sandbox.run(sys.executable, "-m", "venv", self.folder, deadline=INSTALL_S)
@@ -199,24 +192,24 @@ class Environment:
             "BAGUA_CACHE_DIR": str(cache_dir()),
         }
 
-    def attempt(self, command: str) -> Finished:
+    def attempt(self, command):
         """To whatever end."""
         command = command.replace("PATH_OF_A_CLONE", str(self.sandbox.folder / "clone"))
         return self.sandbox.run(*self.prefix, "sh", "-c", command, env=self.env, deadline=INSTALL_S)
 
-    def type(self, command: str) -> str:
+    def type(self, command):
         """Returns its output; the test fails if the command does."""
         done = self.attempt(command)
         assert done.code == 0, f"{command}: {done.text}"
         return done.out
 
-    def begin(self, command: str, log: Path) -> subprocess.Popen[str]:
+    def begin(self, command, log):
         """Starts a command in the folder of its log. It gets SIGINT, also where whoever runs the tests ignores that."""
         with log.open("w") as out:
             words = f"cd {log.parent} && exec env --default-signal=INT {command.removesuffix('&')}"
             return self.sandbox.start("sh", "-c", words, env=self.env, stdout=out, stderr=out)
 
-    def added(self, command: str) -> str:
+    def added(self, command):
         """The version of Bagua, once it has been seen that the extras which the command names are there."""
         named = [name for names in re.findall(r"\[([\w,]+)\]", command) for name in names.split(",")]
         assert named, command
@@ -225,7 +218,7 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def environment(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def environment(core, tmp_path_factory):
     """One in which Bagua was installed from a clone, by the commands of docs/install.md."""
     from tests.e2e.conftest import Sandbox
 
@@ -243,7 +236,7 @@ def environment(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         shutil.rmtree(sandbox.folder, ignore_errors=True)  # gigabytes
 
 
-def test_a_clone_and_its_extras(environment: Environment) -> None:
+def test_a_clone_and_its_extras(environment):
     """The second command leaves Bagua alone, though an index may have another package of that name."""
     _, extras = pages.run_by("test_a_clone_and_its_extras", "docs/install.md")
     ours = environment.added(extras)
@@ -258,14 +251,14 @@ EXTRAS = ("accuracy", "dashboard", "frameworks", "kubernetes", "observability", 
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in EXTRAS), "algorithms/README.md"])
-def test_extras_are_added(environment: Environment, page: str) -> None:
+def test_extras_are_added(environment, page):
     before = environment.type("bagua --version")
     for command in pages.run_by("test_extras_are_added", page):
         environment.type(command)
         assert environment.added(command) in before
 
 
-def test_jupyterlab_opens(environment: Environment) -> None:
+def test_jupyterlab_opens(environment):
     """In a terminal of its own; it prints the address."""
     install, lab = pages.run_by("test_jupyterlab_opens", "docs/tutorials/notebook.md")
     environment.type(install)
@@ -285,7 +278,7 @@ def test_jupyterlab_opens(environment: Environment) -> None:
     sandbox.finish(process, time.monotonic())
 
 
-def test_loggers(environment: Environment) -> None:
+def test_loggers(environment):
     """The lines of the page, after those that a program has for MLflow and Weights & Biases."""
     environment.type("pip install tensorboard mlflow-skinny sqlalchemy alembic wandb")
     folder = environment.sandbox.folder
@@ -297,7 +290,7 @@ def test_loggers(environment: Environment) -> None:
     assert [path for path in folder.rglob("*.wandb") if b"loss" in path.read_bytes()], "and Weights & Biases"
 
 
-def test_a_script_of_deepspeed(environment: Environment) -> None:
+def test_a_script_of_deepspeed(environment):
     """Before and after the move the same loss is printed. DeepSpeed's launcher starts the script of Bagua, too."""
     environment.type("pip install deepspeed")
     page = "docs/moving/deepspeed.md"
@@ -310,7 +303,7 @@ def test_a_script_of_deepspeed(environment: Environment) -> None:
     assert losses == [losses[0]] * 3 and len(losses[0]) == 1, losses
 
 
-def test_a_script_of_horovod(environment: Environment) -> None:
+def test_a_script_of_horovod(environment):
     """Before and after the move the same loss is printed. Horovod has an environment of its own."""
     page = "docs/moving/horovod.md"
     own = Environment(environment.sandbox, "horovod")
@@ -325,7 +318,7 @@ def test_a_script_of_horovod(environment: Environment) -> None:
     assert losses == [losses[0]] * 2 and len(losses[0]) == 1, losses
 
 
-def test_ray(environment: Environment) -> None:
+def test_ray(environment):
     """Two workers train over the backend."""
     environment.type('pip install "ray[train]"')
     lines = pages.part_by("test_ray", "docs/ray.md")
@@ -336,20 +329,20 @@ def test_ray(environment: Environment) -> None:
     assert weights[0] == weights[1], weights
 
 
-def equal_sums(text: str) -> bool:
+def equal_sums(text):
     """Whether both ranks of ``SUMS`` have told of the same weights."""
     sums = dict(re.findall(r"sum (\d) of 2 (\[.*\])", text))
     return sums.keys() == {"0", "1"} and len(set(sums.values())) == 1
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+        port = probe.getsockname()[1]
         return port
 
 
-def test_daemons_on_ray(environment: Environment) -> None:
+def test_daemons_on_ray(environment):
     """A coordinator, a daemon on each of two Ray nodes, and a job. The daemons end with the script of the page."""
     page, sandbox = "docs/ray.md", environment.sandbox
     environment.type('pip install "ray[train]"')
@@ -366,7 +359,7 @@ def test_daemons_on_ray(environment: Environment) -> None:
         commands = [command.replace(word, own) for command in commands]
     certs, coordinator, copy, daemons, nodes, submit = commands
 
-    def connected() -> int:
+    def connected():
         return environment.type(f"cd {folder} && {nodes}").count(" connected ")
 
     (folder / "cluster.py").write_text(RAY)
@@ -393,7 +386,7 @@ def test_daemons_on_ray(environment: Environment) -> None:
         sandbox.finish(cluster, time.monotonic(), 5 * SOON_S)
 
 
-def test_nvcc_of_pip(environment: Environment) -> None:
+def test_nvcc_of_pip(environment):
     """On a machine without another one, it is the one that builds kernels."""
     for command in pages.run_by("test_nvcc_of_pip", "docs/gpu.md"):
         environment.type(command)
@@ -403,7 +396,7 @@ def test_nvcc_of_pip(environment: Environment) -> None:
     assert shutil.which("nvcc") or "CUDA_HOME" in os.environ or found.strip() == str(nvcc)
 
 
-def test_versions_of_torch(environment: Environment) -> None:
+def test_versions_of_torch(environment):
     """One of those that the page names, beside the packages of the environment that runs this test."""
     [command] = pages.run_by("test_versions_of_torch", "docs/torch-distributed.md")
     one = command.replace(".venv", sys.prefix).replace(" 2.8.0 2.10.0", " 2.8.0")
@@ -415,7 +408,7 @@ def test_versions_of_torch(environment: Environment) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a host without a network is a network namespace")
-def test_a_host_without_a_network(environment: Environment) -> None:
+def test_a_host_without_a_network(environment):
     """Wheels are made on one host, and installed on another one."""
     *pack, unpack, install = pages.run_by("test_a_host_without_a_network", "docs/install.md")
     for command in pack:
@@ -431,7 +424,7 @@ def test_a_host_without_a_network(environment: Environment) -> None:
 
 
 @pytest.fixture(scope="module")
-def machine(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throwaway]:
+def machine(environment, tmp_path_factory):
     """A copy of this one, with the packages and files that docs/install.md puts on a host of a service."""
     folder = tmp_path_factory.mktemp("machine")
     if reason := throwaway.reason_to_skip(folder):
@@ -451,21 +444,21 @@ def machine(environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.root
-def test_a_host_of_a_service(machine: Throwaway) -> None:
+def test_a_host_of_a_service(machine):
     said = machine.sh("readlink -f /usr/bin/bagua; cd /; runuser -u bagua -- bagua --version", SOON_S)
     assert said.startswith("/opt/bagua/bin/bagua\nbagua "), said
     assert "coordinator.env" in machine.sh("ls /etc/bagua", SOON_S)
 
 
 @pytest.mark.root
-def test_postgresql_of_the_distribution(machine: Throwaway) -> None:
+def test_postgresql_of_the_distribution(machine):
     [command] = pages.run_by("test_postgresql_of_the_distribution", "docs/operations.md")
     machine.sh(command, INSTALL_S)
     assert "/bin/initdb" in machine.sh("ls /usr/lib/postgresql/*/bin/initdb; id postgres", SOON_S)
 
 
 @pytest.mark.root
-def test_a_backup_by_cron(machine: Throwaway) -> None:
+def test_a_backup_by_cron(machine):
     """A real cron, for which it is soon three o'clock."""
     [table] = pages.texts_run_by("test_a_backup_by_cron", "docs/operations.md")
     machine.sh("apt-get install cron libfaketime", INSTALL_S)
@@ -475,7 +468,7 @@ def test_a_backup_by_cron(machine: Throwaway) -> None:
 
 
 @pytest.mark.root
-def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_path: Path) -> None:
+def test_a_task_of_skypilot(environment, machine, tmp_path):
     """A dry run, which ends where machines would be asked for, against the API server of a real Kubernetes. Then the
     commands of the task, as two nodes."""
     if reason := kubernetes.missing():
@@ -511,7 +504,7 @@ def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_pa
     assert re.search(r"replicas \(4\) +yes", said), said
 
 
-def test_daemons_of_skypilot(environment: Environment) -> None:
+def test_daemons_of_skypilot(environment):
     """The commands of the task, as two nodes that are this machine, with a coordinator and a job."""
     sandbox, folder = environment.sandbox, environment.sandbox.folder / "sky"
     (folder / "program").mkdir(parents=True)
@@ -538,7 +531,7 @@ def test_daemons_of_skypilot(environment: Environment) -> None:
     ]
     reach = f"--coordinator {address} --tls certs/ --token-file token"
 
-    def names() -> list[str]:
+    def names():
         said = environment.type(f"cd {folder} && bagua node list {reach}")
         return sorted(re.findall(r"^(sky-\d)\S* .* connected ", said, re.M))
 

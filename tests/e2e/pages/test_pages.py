@@ -5,8 +5,6 @@ The host is a network namespace with the addresses and ports that the pages name
 files that they show.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,9 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig.clusters import kubelet, kubernetes
@@ -31,9 +27,6 @@ from rig.system import other_users
 from rig.system.postgres import as_postgres, binaries
 
 from bagua.base.paths import cache_dir
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox, Service
 
 pytestmark = pytest.mark.root
 
@@ -53,7 +46,7 @@ PROGRAMS = {
 }
 CHECKOUT = re.compile(r"(?<![\w./-])(?=(?:deploy|docs|tests)/)")
 """Before a path of the clone, in which the reader of such a command is."""
-SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
+SCRIPTS = {
     "autotuning": page_scripts.of_autotuning,
     "checkpoints": page_scripts.of_checkpoints,
     "from-bagua": lambda: "",
@@ -106,13 +99,13 @@ FOLLOWED_S = 10 * SOON_S
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[str]:
+def host():
     """The name of a namespace with the addresses of the pages."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("network namespaces need root and the program ip (Debian: iproute2)")
     name = f"bg{uuid.uuid4().hex[:6]}"
 
-    def ip(*words: str) -> None:
+    def ip(*words):
         subprocess.run(["ip", *words], check=True, capture_output=True, timeout=SOON_S)
 
     try:
@@ -129,11 +122,11 @@ def host() -> Iterator[str]:
 class Reader:
     """Somebody who types what a page says. Services stay; other commands end, with exit code 0."""
 
-    def __init__(self, service: Service, host: str) -> None:
+    def __init__(self, service, host):
         self.service, self.sandbox = service, service.sandbox
-        self.prefix: tuple[str, ...] = ("ip", "netns", "exec", host)
-        self.running: dict[str, subprocess.Popen[str]] = {}
-        self.meanings: dict[str, Callable[[], str]] = {
+        self.prefix = ("ip", "netns", "exec", host)
+        self.running = {}
+        self.meanings = {
             "ID": self.newest_job,
             "NODE": self.last_node,
             "/shared": self.shared,
@@ -153,7 +146,7 @@ class Reader:
             (self.sandbox.folder / name).write_text(text)
             (self.sandbox.folder / name).chmod(0o600)
 
-    def read(self, block: pages.Block) -> None:
+    def read(self, block):
         """Writes the file that a block is, or types its commands."""
         if block.file:
             path = self.sandbox.folder / block.file
@@ -164,7 +157,7 @@ class Reader:
             with _named(f"{block.page}:{line}"):
                 self.type(command)
 
-    def type(self, command: str) -> str:
+    def type(self, command):
         """One line; returns what was printed."""
         for word, meaning in self.meanings.items():
             if re.search(rf"(?<!\w){word}\b", command):
@@ -190,7 +183,7 @@ class Reader:
             assert self.jobs()[0]["state"] in ("running", "succeeded"), self.jobs()[0]
         return done.out
 
-    def start(self, command: str) -> None:
+    def start(self, command):
         """Another coordinator takes the place of the one before; its daemons go with that."""
         words = shlex.split(command)[1:]
         name = words[words.index("--name") + 1] if "--name" in words else ""
@@ -198,41 +191,41 @@ class Reader:
             self.stop()
         self.running[f"{words[0]} {name}"] = self.service.launch(*words, prefix=self.prefix)[0]
 
-    def stop(self) -> None:
+    def stop(self):
         """Ends all services, the last first."""
         for process in reversed([*self.running.values()]):
             process.terminate()
             process.wait(SOON_S)
         self.running.clear()
 
-    def jobs(self) -> Any:
+    def jobs(self):
         """All jobs, the newest first."""
         return json.loads(self.type("bagua job list --output json"))["jobs"]
 
-    def newest_job(self) -> str:
+    def newest_job(self):
         if not self.jobs():
             self.type("bagua job submit train.py")
         return str(self.jobs()[0]["job_id"])
 
-    def last_node(self) -> str:
+    def last_node(self):
         return str(json.loads(self.type("bagua node list --output json"))["nodes"][-1]["node_id"])
 
-    def newest_tuning(self) -> str:
+    def newest_tuning(self):
         """The id of that of a job, once it has been found."""
 
-        def found() -> Any:
+        def found():
             return json.loads(self.type("bagua tune list --output json"))["tunings"]
 
         return str(self.sandbox.wait_until(found, FOLLOWED_S)[0]["id"])
 
-    def reports(self) -> str:
+    def reports(self):
         """A folder with the reports of measurements that were made before."""
         folder = self.sandbox.folder / "reports"
         folder.mkdir()
         shutil.copy(self.sandbox.folder / "4.json", folder)
         return str(folder)
 
-    def shared(self) -> str:
+    def shared(self):
         """A folder that all nodes see."""
         folder = self.sandbox.folder / "shared"
         folder.mkdir(exist_ok=True)
@@ -240,7 +233,7 @@ class Reader:
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
+def _named(where):
     """Failures say where the command stands."""
     try:
         yield
@@ -250,7 +243,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def reader(idle_service: Service, host: str) -> Iterator[Reader]:
+def reader(idle_service, host):
     """Somebody with a coordinator and a node ``b`` that is begun with them."""
     made = Reader(idle_service, host)
     try:
@@ -259,12 +252,12 @@ def reader(idle_service: Service, host: str) -> Iterator[Reader]:
         made.stop()
 
 
-def played(name: str) -> list[pages.Block]:
+def played(name):
     return [block for block in pages.of_page(name) if not block.mark and not pages.is_shown_on_readme(block)]
 
 
 @pytest.mark.full  # contract/test_coordinator_backup.py
-def test_operations(reader: Reader) -> None:
+def test_operations(reader):
     """A backup comes back; a job that came later does not."""
     reader.start("bagua coordinator")
     never = "bagua job submit --nnodes 7 --placement-timeout 3600 train.py"
@@ -279,7 +272,7 @@ def test_operations(reader: Reader) -> None:
 
 @pytest.mark.full  # their commands have tests of their own
 @pytest.mark.parametrize("name", [name for name in pages.PLAYED if name != "operations"])
-def test_the_page(reader: Reader, name: str) -> None:
+def test_the_page(reader, name):
     reader.start("bagua coordinator")
     reader.start("bagua daemon --name b --slots 2")
     for block in played(name):
@@ -289,7 +282,7 @@ def test_the_page(reader: Reader, name: str) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", pages.TRAINED)
-def test_the_page_with_a_script_that_trains(reader: Reader, name: str) -> None:
+def test_the_page_with_a_script_that_trains(reader, name):
     """On two nodes of a service, or by ``bagua run``."""
     reader.start("bagua coordinator")
     for node in ("b", "c"):
@@ -306,7 +299,7 @@ def test_the_page_with_a_script_that_trains(reader: Reader, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_the_programs_of_operators(reader: Reader, postgres_url: str) -> None:
+def test_the_programs_of_operators(reader, postgres_url):
     """Those of a checkout, on this machine itself, with less work."""
     reader.prefix = ()
     plain, compared, operator, soak = pages.run_by("test_the_programs_of_operators", "docs/operations.md")
@@ -319,7 +312,7 @@ def test_the_programs_of_operators(reader: Reader, postgres_url: str) -> None:
 
 
 @pytest.mark.full
-def test_files_reach_the_second_host(reader: Reader) -> None:
+def test_files_reach_the_second_host(reader):
     """Over an sshd at the second host's address, whose sessions begin in a folder of the test."""
     [command] = pages.run_by("test_files_reach_the_second_host", "docs/tutorials/two-hosts.md")
     folder = reader.sandbox.folder
@@ -344,7 +337,7 @@ def test_files_reach_the_second_host(reader: Reader) -> None:
 
 
 @pytest.mark.full
-def test_a_coordinator_with_a_provider(reader: Reader) -> None:
+def test_a_coordinator_with_a_provider(reader):
     """It starts, and asks the provider when a token of it comes: ``integration/coordinator/test_coordinator_oidc.py``
     has one that answers."""
     [command] = pages.run_by("test_a_coordinator_with_a_provider", "docs/security.md")
@@ -355,7 +348,7 @@ def test_a_coordinator_with_a_provider(reader: Reader) -> None:
 
 
 @pytest.fixture
-def reader_in_the_open(core: None, host: str) -> Iterator[Reader]:
+def reader_in_the_open(core, host):
     """One whose folder other users may enter, on a host that has the user ann."""
     if reason := other_users.reason_to_skip():
         pytest.skip(reason)
@@ -379,7 +372,7 @@ def reader_in_the_open(core: None, host: str) -> Iterator[Reader]:
 
 
 @pytest.mark.full
-def test_jobs_run_as_the_user_of_their_account(reader_in_the_open: Reader) -> None:
+def test_jobs_run_as_the_user_of_their_account(reader_in_the_open):
     reader = reader_in_the_open
     create, daemon, *submits = pages.run_by("test_jobs_run_as_the_user_of_their_account", "docs/security.md")
     reader.start("bagua coordinator")
@@ -399,7 +392,7 @@ def test_jobs_run_as_the_user_of_their_account(reader_in_the_open: Reader) -> No
 
 
 @pytest.fixture
-def database(host: str) -> Iterator[None]:
+def database(host):
     """A PostgreSQL on the host of the pages, with the names that docs/operations.md gives to it and to the service."""
     bin_dir, become = binaries(), as_postgres()
     if bin_dir is None or become is None:
@@ -410,7 +403,7 @@ def database(host: str) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="bagua-pg-", dir="/tmp"))
     shutil.chown(folder, "postgres")
 
-    def run(*words: str | Path) -> None:
+    def run(*words):
         command = ["ip", "netns", "exec", host, *become, *map(str, words)]
         done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=2 * SOON_S)
         assert done.returncode == 0, command
@@ -437,7 +430,7 @@ def database(host: str) -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_two_coordinators(reader: Reader, database: None, fault: signal.Signals) -> None:
+def test_two_coordinators(reader, database, fault):
     """As the page starts them. The first one is lost, and jobs are still taken by the name that leads to both."""
     pytest.importorskip("psycopg", reason="PostgreSQL: the package psycopg is not installed")
     *coordinators, daemon = pages.run_by("test_two_coordinators", "docs/operations.md")
@@ -472,7 +465,7 @@ def test_two_coordinators(reader: Reader, database: None, fault: signal.Signals)
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in pages.FOLLOWED if played(name) and name != "tutorials/notebook"])
-def test_a_page_is_followed(reader: Reader, name: str) -> None:
+def test_a_page_is_followed(reader, name):
     """From its first line to its last one."""
     for block in played(name):
         reader.read(block)
@@ -480,7 +473,7 @@ def test_a_page_is_followed(reader: Reader, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", ["docs/tutorials/algorithm.md", "algorithms/README.md"])
-def test_an_algorithm_is_checked_as_ours_are(sandbox: Sandbox, page: str) -> None:
+def test_an_algorithm_is_checked_as_ours_are(sandbox, page):
     """That which a reader has written, and an example. Of the whole suite the file that is about algorithms."""
     for block in pages.of_path(pages.ROOT / page):
         if block.file == "signs.py":
@@ -499,7 +492,7 @@ def test_an_algorithm_is_checked_as_ours_are(sandbox: Sandbox, page: str) -> Non
 
 
 @pytest.mark.full
-def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
+def test_the_cells_of_the_notebook(sandbox):
     """The tutorial's cells in a real kernel: none fails, and the last one tells what a rank said."""
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
@@ -516,12 +509,12 @@ def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(10.0)
 
 
-def test_shorter_commands_are_those_of_pages() -> None:
+def test_shorter_commands_are_those_of_pages():
     text = "".join(path.read_text() for path in pages.all_pages())
     assert [words for words in SHORTER if words not in text] == []
 
 
-def test_a_command_that_fails_is_named(reader: Reader) -> None:
+def test_a_command_that_fails_is_named(reader):
     with pytest.raises(AssertionError) as error:
         reader.read(pages.Block("docs/page.md", 7, "false"))
     assert error.value.__notes__ == ["This is the command of docs/page.md:7."]

@@ -1,32 +1,26 @@
 """The script and the commands of docs/quickstart.md, against torch's DDP."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from e2e.conftest import PATIENT_S
 from rig.docs import pages
 
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
-
 PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
 SMALL = ("--steps", "3", "--width", "64")
 
 
-def of(page: str, pattern: str) -> str:
+def of(page, pattern):
     found = re.search(pattern, page, re.S | re.M)
     assert found is not None, pattern
     return found[1]
 
 
 @pytest.mark.full
-def test_a_fresh_environment(tmp_path: Path) -> None:
+def test_a_fresh_environment(tmp_path):
     """As the page makes it, it has a pip of its own."""
     [command] = pages.run_by("test_a_fresh_environment", "docs/quickstart.md")
     ask = f"{command} && command -v pip && python -c 'import sys; print(sys.prefix)'"
@@ -36,7 +30,7 @@ def test_a_fresh_environment(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_script_for_ddp_runs_as_the_page_says(sandbox: Sandbox) -> None:
+def test_a_script_for_ddp_runs_as_the_page_says(sandbox):
     sandbox.deadline_s = PATIENT_S
     script = sandbox.script("train.py", of(PAGE, r"```python\n(.*?)```"))
     figures = r"(loss [\d.]+, sum of weights [-\d.]+)"

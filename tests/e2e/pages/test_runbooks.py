@@ -1,10 +1,7 @@
 """Remedies of docs/runbooks.md that the alerts' own tests don't show: done as the page says, on a service that runs."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -13,9 +10,6 @@ from rig.ports import free_port
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.chaos import sockets
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 pytestmark = [
     pytest.mark.full,
@@ -46,7 +40,7 @@ GARBAGE = b"no frame" * 8
 DAMAGED = r"host (\d) \(rank (\d)\), stream \d: a frame header is damaged"
 
 
-def refused(port: int) -> float:
+def refused(port):
     """The counter that BaguaFramesRefused looks at, of the node with this port of metrics."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=SOON_S, trust_env=False).text
     [value] = re.findall(r"^bagua_node_refused_frames_total (\S+)$", text, re.MULTILINE)
@@ -54,7 +48,7 @@ def refused(port: int) -> float:
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-def test_frames_refused(idle_service: Service, elastic: bool) -> None:
+def test_frames_refused(idle_service, elastic):
     """Node b sends what is no frame. The runbook leads from the alert to b; without b the job trains again."""
     service, sandbox = idle_service, idle_service.sandbox
     service.start_coordinator()
@@ -63,10 +57,10 @@ def test_frames_refused(idle_service: Service, elastic: bool) -> None:
     stop = sandbox.folder / "stop"
     words = ("--nnodes", "2", *(("--elastic",) if elastic else ()), sandbox.script("train.py", TRAIN), stop)
 
-    def step_of(job: str) -> int:
+    def step_of(job):
         return int((service.job(job)["progress"] or {"step": 0})["step"])
 
-    def nodes_of(job: str) -> set[str]:
+    def nodes_of(job):
         return {rank["node_id"] for rank in service.job(job)["ranks"]}
 
     job = service.submit(*words)

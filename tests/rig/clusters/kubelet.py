@@ -19,10 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -62,12 +60,12 @@ fi
 $as postgres -D "$PGDATA" -c listen_addresses="$0" -c unix_socket_directories= -c fsync=off &
 trap "kill -INT $!" TERM  # the image's STOPSIGNAL: clients are not waited for
 wait $! || wait $!
-""",
+"""
 }
 """Shell programs in place of those that images run where a pod has no command of its own; $0 is the pod's address."""
 
 
-def missing() -> str:
+def missing():
     """Why pods can't run here; empty: they can."""
     if not shutil.which("unshare"):
         return "no unshare (util-linux)"
@@ -75,7 +73,7 @@ def missing() -> str:
     return f"mount namespaces can't be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
-def unshared() -> list[str]:
+def unshared():
     """The beginning of a command in a mount namespace of its own."""
     return ["unshare", "--mount", "--propagation", "private", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
@@ -97,14 +95,7 @@ class Kubelet(threading.Thread):
     """Serves all pods of a cluster on ``machines``, which it registers. ``capacity``: pods of daemons that may run at
     once; more stay unplaced."""
 
-    def __init__(
-        self,
-        api: httpx.Client,
-        folder: Path,
-        accounts: Mapping[str, Path] | None = None,
-        machines: int = 2,
-        capacity: int = 100,
-    ) -> None:
+    def __init__(self, api, folder, accounts=None, machines=2, capacity=100):
         super().__init__(name="kubelet", daemon=True)
         self.api = api
         self.folder = folder
@@ -112,8 +103,8 @@ class Kubelet(threading.Thread):
         self.machines = [f"machine-{number}" for number in range(machines)]
         self.capacity = capacity
         self.hosts = folder / "hosts"
-        self.running: dict[str, Running] = {}
-        self.errors: list[str] = []
+        self.running = {}
+        self.errors = []
         self._over = threading.Event()
         self._net = secrets.randbelow(90) + 30
         self._next = 1
@@ -130,14 +121,14 @@ class Kubelet(threading.Thread):
             self.api.post("/api/v1/nodes", json=body).raise_for_status()
             self.taint(name)  # none: the API server gives new ones a taint, until a kubelet says that it is ready
 
-    def run(self) -> None:
+    def run(self):
         while not self._over.wait(TICK_S):
             try:
                 self._tick()
             except httpx.HTTPError as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
 
-    def close(self) -> None:
+    def close(self):
         """Kills what runs."""
         self._over.set()
         self.join(30)
@@ -145,26 +136,26 @@ class Kubelet(threading.Thread):
         for one in self.running.values():
             _kill(one.process)
 
-    def taint(self, machine: str, key: str = "") -> None:
+    def taint(self, machine, key=""):
         """Gives a machine this taint alone; empty: none."""
         taints = [{"key": key, "effect": "NoSchedule"}] if key else None
         headers = {"Content-Type": "application/merge-patch+json"}
         content = json.dumps({"spec": {"taints": taints}})
         self.api.patch(f"/api/v1/nodes/{machine}", content=content, headers=headers).raise_for_status()
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         """The output of the newest pod of this name."""
         found = sorted(self.folder.glob(f"{name}.*/log"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text(errors="replace") if found else ""
 
-    def pid(self, name: str) -> int:
+    def pid(self, name):
         """The process of the pod of this name. Raises LookupError if none runs."""
         found = [one for one in self.running.values() if one.folder.name.startswith(f"{name}.")]
         if not found:
             raise LookupError(name)
         return found[-1].process.pid
 
-    def logs(self) -> str:
+    def logs(self):
         """The end of all outputs."""
         texts = [
             f"--- {path.parent.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*/log")
@@ -173,7 +164,7 @@ class Kubelet(threading.Thread):
 
     # ---- one look at all pods
 
-    def _tick(self) -> None:
+    def _tick(self):
         pods = self.api.get("/api/v1/pods").raise_for_status().json()["items"]
         present = {pod["metadata"]["uid"] for pod in pods}
         for uid in [uid for uid in self.running if uid not in present]:
@@ -185,7 +176,7 @@ class Kubelet(threading.Thread):
             self._serve(pod, secrets_too)
         self._write_hosts(pods)
 
-    def _serve(self, pod: dict[str, Any], secrets_too: bool) -> None:
+    def _serve(self, pod, secrets_too):
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
         one = self.running.get(uid)
         if one is None:
@@ -212,7 +203,7 @@ class Kubelet(threading.Thread):
             one.told = True
             self._ended(pod, code)
 
-    def _place_or_start(self, pod: dict[str, Any]) -> None:
+    def _place_or_start(self, pod):
         if not pod["spec"].get("nodeName"):
             if len(self.running) < self.capacity:
                 self._bind(pod)
@@ -220,7 +211,7 @@ class Kubelet(threading.Thread):
         with contextlib.suppress(LookupError):  # a Secret that is not there yet
             self._start(pod)
 
-    def _bind(self, pod: dict[str, Any]) -> None:
+    def _bind(self, pod):
         metadata = pod["metadata"]
         nodes = self.api.get("/api/v1/nodes").raise_for_status().json()["items"]
         free = [one["metadata"]["name"] for one in nodes if not one["spec"].get("taints")]
@@ -230,7 +221,7 @@ class Kubelet(threading.Thread):
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}, "target": target}
         self.api.post(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/binding", json=body)
 
-    def _start(self, pod: dict[str, Any]) -> None:
+    def _start(self, pod):
         metadata, container = pod["metadata"], pod["spec"]["containers"][0]
         folder = self.folder / f"{metadata['name']}.{metadata['uid'][:8]}"
         folder.mkdir(exist_ok=True)
@@ -273,11 +264,11 @@ class Kubelet(threading.Thread):
         ready = {"type": "Ready", "status": "True"}
         self._write_status(pod, {"phase": "Running", "podIP": address, "conditions": [ready]})
 
-    def _volumes(self, pod: dict[str, Any], folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    def _volumes(self, pod, folder):
         """(folders by the names of volumes, folders of Secrets by their names). A claim's folder outlives pods. Raises
         LookupError for a Secret or a claim that there is not."""
-        volumes: dict[str, Path] = {}
-        written: dict[str, Path] = {}
+        volumes = {}
+        written = {}
         for volume in pod["spec"].get("volumes", []):
             place = folder / volume["name"]
             if "persistentVolumeClaim" in volume:
@@ -290,14 +281,14 @@ class Kubelet(threading.Thread):
                     raise LookupError(volume["secret"]["secretName"])
         return volumes, written
 
-    def _claim(self, namespace: str, name: str) -> Path:
+    def _claim(self, namespace, name):
         """One that was made again has another volume."""
         answer = self.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
         if answer.status_code != 200:
             raise LookupError(name)
         return self.folder / f"claim.{name}.{answer.json()['metadata']['uid'][:8]}"
 
-    def _write_secret(self, namespace: str, name: str, folder: Path, pod: dict[str, Any]) -> bool:
+    def _write_secret(self, namespace, name, folder, pod):
         answer = self.api.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
         if answer.status_code != 200:
             return False
@@ -312,27 +303,27 @@ class Kubelet(threading.Thread):
                 path.with_suffix(".new").replace(path)
         return True
 
-    def _value(self, pod: dict[str, Any], variable: dict[str, Any]) -> str:
+    def _value(self, pod, variable):
         source = variable.get("valueFrom")
         if source is None:
             return str(variable.get("value", ""))
         for kind, plural in (("secretKeyRef", "secrets"), ("configMapKeyRef", "configmaps")):
             if kind in source:
                 return self._data(pod, plural, source[kind]["name"])[source[kind]["key"]]
-        part: Any = pod
+        part = pod
         for name in source["fieldRef"]["fieldPath"].split("."):
             part = part[name]
         return str(part)
 
-    def _data(self, pod: dict[str, Any], plural: str, name: str) -> dict[str, str]:
+    def _data(self, pod, plural, name):
         """What is in a Secret or a ConfigMap. Raises LookupError."""
         answer = self.api.get(f"/api/v1/namespaces/{pod['metadata']['namespace']}/{plural}/{name}")
         if answer.status_code != 200:
             raise LookupError(name)
-        data: dict[str, str] = answer.json().get("data", {})
+        data = answer.json().get("data", {})
         return data if plural == "configmaps" else {key: base64.b64decode(one).decode() for key, one in data.items()}
 
-    def _ended(self, pod: dict[str, Any], code: int) -> None:
+    def _ended(self, pod, code):
         metadata, name = pod["metadata"], pod["spec"]["containers"][0]["name"]
         if pod["spec"]["restartPolicy"] == "Always":
             self.running.pop(metadata["uid"])
@@ -343,19 +334,19 @@ class Kubelet(threading.Thread):
         container = {"name": name, "state": state, "ready": False, "restartCount": 0, "image": "", "imageID": ""}
         self._write_status(pod, {"phase": "Failed" if code else "Succeeded", "containerStatuses": [container]})
 
-    def _forget(self, pod: dict[str, Any]) -> None:
+    def _forget(self, pod):
         metadata = pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         self.api.request("DELETE", path, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
-    def _write_status(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
+    def _write_status(self, pod, status):
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         headers = {"Content-Type": "application/merge-patch+json"}
         self.api.patch(path, content=json.dumps({"status": status}), headers=headers)
 
-    def _write_hosts(self, pods: list[dict[str, Any]], more: bool = False) -> None:
+    def _write_hosts(self, pods, more=False):
         """In place: pods have mounted this very file."""
         lines = [] if more else ["127.0.0.1 localhost\n"]
         for pod in pods:
@@ -371,13 +362,13 @@ class Kubelet(threading.Thread):
                 file.truncate()
 
 
-def _expand(text: str, variables: dict[str, str]) -> str:
+def _expand(text, variables):
     for name, value in variables.items():
         text = text.replace(f"$({name})", value)
     return text
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)

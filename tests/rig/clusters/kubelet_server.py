@@ -4,8 +4,6 @@ Commands come as a WebSocket (v5.channel.k8s.io): each message begins with the n
 kubectl 1.31 speak SPDY, which is not served here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -14,10 +12,8 @@ import ssl
 import struct
 import subprocess
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from bagua.enroll.certificates import Authority, key_pem, new_key
@@ -32,7 +28,7 @@ COMMAND_S = 60.0
 class KubeletServer:
     """``log``: the output of a pod by its name; ``pid``: its process. Serves on ``port`` of loopback."""
 
-    def __init__(self, folder: Path, log: Callable[[str], str], pid: Callable[[str], int]) -> None:
+    def __init__(self, folder, log, pid):
         authority, key = Authority(), new_key()
         made = folder / "kubelet.pem"
         made.write_bytes(key_pem(key) + authority.certify(key.public_key(), ["127.0.0.1"]))
@@ -44,16 +40,16 @@ class KubeletServer:
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="kubelet server", daemon=True).start()
 
-    def close(self) -> None:
+    def close(self):
         self._server.shutdown()
         self._server.server_close()
 
 
-def _handler(log: Callable[[str], str], pid: Callable[[str], int]) -> type[BaseHTTPRequestHandler]:
+def _handler(log, pid):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             asked = urlsplit(self.path)
             kind, _, pod, _ = asked.path.strip("/").split("/")
             if kind == "containerLogs":
@@ -67,10 +63,10 @@ def _handler(log: Callable[[str], str], pid: Callable[[str], int]) -> type[BaseH
             else:
                 self.send_error(400, f"only {PROTOCOL} is served here")
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             self.send_error(400, "no SPDY here")
 
-        def _command(self, pod: str, command: list[str]) -> None:
+        def _command(self, pod, command):
             key = (self.headers["Sec-WebSocket-Key"] + MAGIC).encode()
             self.send_response(101)
             self.send_header("Upgrade", "websocket")
@@ -85,16 +81,16 @@ def _handler(log: Callable[[str], str], pid: Callable[[str], int]) -> type[BaseH
             self.wfile.write(struct.pack("!BBH", 0x88, 2, 1000))  # a normal end
             self.close_connection = True
 
-        def _say(self, stream: int, data: bytes) -> None:
+        def _say(self, stream, data):
             self.wfile.write(struct.pack("!BBQB", 0x82, 127, len(data) + 1, stream) + data)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     return Handler
 
 
-def _run_in(pid: int, command: list[str]) -> subprocess.CompletedProcess[bytes]:
+def _run_in(pid, command):
     """In the mount namespace of a process, with its environment."""
     given = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
     environment = dict(part.split(b"=", 1) for part in given if b"=" in part)
@@ -104,7 +100,7 @@ def _run_in(pid: int, command: list[str]) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def _status(code: int) -> dict[str, Any]:
+def _status(code):
     if code == 0:
         return {"status": "Success"}
     cause = {"reason": "ExitCode", "message": str(code)}

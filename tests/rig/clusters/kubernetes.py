@@ -1,8 +1,6 @@
 """A real Kubernetes control plane for tests: etcd, API server and controllers on loopback, without kubelets
 (``kubelet`` plays them). Programs come from the folder KUBEBUILDER_ASSETS, else from PATH."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -11,7 +9,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -24,7 +21,7 @@ OPERATOR = "system:serviceaccount:bagua-system:bagua-operator"
 """The user that deploy/kubernetes/base/rbac.yaml gives rights to."""
 
 
-def program(name: str) -> str | None:
+def program(name):
     """Path of a program; None: this machine has none."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     if folder and (Path(folder) / name).is_file():
@@ -32,7 +29,7 @@ def program(name: str) -> str | None:
     return shutil.which(name)
 
 
-def missing() -> str:
+def missing():
     """Why there can be no control plane here; empty: there can."""
     absent = [name for name in (*PROGRAMS, "openssl") if program(name) is None]
     return f"no {', '.join(absent)} in KUBEBUILDER_ASSETS or PATH" if absent else ""
@@ -41,14 +38,14 @@ def missing() -> str:
 class ControlPlane:
     """``start`` returns when the API answers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.operator_kubeconfig = folder / "kubeconfig.operator"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = []
         self._ports = free_ports(4)
 
-    def start(self) -> None:
+    def start(self):
         """Raises AssertionError, with the log, if it does not come."""
         api, clients, peers, controllers = self._ports
         certs = self.folder / "certs"
@@ -81,14 +78,14 @@ class ControlPlane:
             arguments += ["--port", "0"]
         self._run(*arguments)
 
-    def version(self) -> tuple[int, int]:
+    def version(self):
         """Of the API server."""
         text = subprocess.run([str(program("kube-apiserver")), "--version"], check=True, capture_output=True, text=True)
         found = re.search(r"v(\d+)\.(\d+)", text.stdout)
         assert found, text.stdout
         return int(found[1]), int(found[2])
 
-    def api(self) -> httpx.Client:
+    def api(self):
         """A client of the API."""
         return httpx.Client(
             base_url=f"https://127.0.0.1:{self._ports[0]}",
@@ -97,7 +94,7 @@ class ControlPlane:
             timeout=120.0,
         )
 
-    def stop(self) -> None:
+    def stop(self):
         """Ends what was started, the last first."""
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM if process is not self._processes[0] else signal.SIGKILL)
@@ -106,14 +103,14 @@ class ControlPlane:
             process.kill()
             process.wait(10)
 
-    def _run(self, name: str, *arguments: str) -> None:
+    def _run(self, name, *arguments):
         with (self.folder / f"{name}.log").open("wb") as log:
             command = [str(program(name)), *arguments]
             self._processes.append(
                 subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder)
             )
 
-    def _write_kubeconfig(self, path: Path, token: str, port: int, authority: Path) -> None:
+    def _write_kubeconfig(self, path, token, port, authority):
         path.write_text(
             f"""apiVersion: v1
 kind: Config
@@ -124,7 +121,7 @@ current-context: x
 """
         )
 
-    def _wait_until_ready(self, authority: Path, port: int) -> None:
+    def _wait_until_ready(self, authority, port):
         deadline = time.monotonic() + START_S
         while True:
             for process in self._processes:
@@ -136,11 +133,11 @@ current-context: x
             assert time.monotonic() < deadline, self._logs()
             time.sleep(0.2)
 
-    def _logs(self) -> str:
+    def _logs(self):
         return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.folder.glob("*.log"))
 
 
-def _trust(authority: Path) -> Any:
+def _trust(authority):
     import ssl
 
     return ssl.create_default_context(cafile=str(authority))

@@ -5,24 +5,18 @@ kmock keeps objects, and answers lists and watches. It checks nothing, knows no 
 and refusals.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import aiohttp.web
 import httpx
 import kmock
 import kopf
 
-from bagua.base.security import TlsFiles
 from bagua.operator.adapter import make_registry
 from bagua.operator.cluster import Cluster
 from bagua.operator.controller import Controller
@@ -42,7 +36,7 @@ KINDS = {
 }
 
 
-def plural(kind: str) -> str:
+def plural(kind):
     return f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
 
 
@@ -50,10 +44,10 @@ class Api(kmock.KubernetesEmulator):
     """``refuse``: answers the next request of this method and path with a code, and changes nothing. ``asked``: how
     often, by method and path."""
 
-    def __attrs_post_init__(self) -> None:
+    def __attrs_post_init__(self):
         super().__attrs_post_init__()
-        self.refusals: dict[tuple[str, str], tuple[int, str, dict[str, Any]]] = {}
-        self.asked: Counter[tuple[str, str]] = Counter()
+        self.refusals = {}
+        self.asked = Counter()
         for version, kinds in KINDS.items():
             for kind in kinds:
                 self.resources[f"{version}/{plural(kind)}"] = {
@@ -63,11 +57,11 @@ class Api(kmock.KubernetesEmulator):
                 }
         self["put"] << self._replace_status
 
-    def refuse(self, method: str, path: str, code: int, message: str, **details: Any) -> None:
+    def refuse(self, method, path, code, message, **details):
         """Once."""
         self.refusals[method, path] = (code, message, details)
 
-    async def __call__(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+    async def __call__(self, request):
         self.asked[request.method, request.path] += 1
         refusal = self.refusals.pop((request.method, request.path), None)
         if refusal is not None:
@@ -79,7 +73,7 @@ class Api(kmock.KubernetesEmulator):
                 del self.objects["v1/events", "n", None]
         return _as_kubernetes(await super().__call__(request))
 
-    def _replace_status(self, request: kmock.Request) -> Any:
+    def _replace_status(self, request):
         found = self.objects[request.resource, request.namespace, request.name]
         if found.deleted:  # kmock would make it again
             raise kmock.KubernetesObjectNotFoundError
@@ -88,7 +82,7 @@ class Api(kmock.KubernetesEmulator):
         return found.raw
 
 
-def _as_kubernetes(answer: aiohttp.web.StreamResponse) -> aiohttp.web.StreamResponse:
+def _as_kubernetes(answer):
     """Without a charset: clients know errors of the API server by that."""
     if not answer.prepared and answer.content_type == "application/json":
         answer.headers["Content-Type"] = "application/json"
@@ -99,17 +93,17 @@ class Operator:
     """An operator and its API server on an event loop in a thread. ``coordinator``: where the coordinator of every job
     listens; ``poll_s``: see the operator's settings."""
 
-    def __init__(self, folder: Path, poll_s: float = 0.5) -> None:
+    def __init__(self, folder, poll_s=0.5):
         self.coordinator = "127.0.0.1:9"
         self.poll_s = poll_s
         self._folder = folder
-        self._daemons: list[asyncio.Task[None]] = []
+        self._daemons = []
         self._begun = threading.Event()
-        self._trouble: BaseException | None = None
+        self._trouble = None
         self._thread = threading.Thread(target=self._main, name="operator")
 
     @contextmanager
-    def running(self) -> Iterator[Operator]:
+    def running(self):
         self._thread.start()
         assert self._begun.wait(WAIT_S)
         try:
@@ -122,7 +116,7 @@ class Operator:
             self._thread.join(WAIT_S)
         assert self._trouble is None, self._trouble
 
-    def _main(self) -> None:
+    def _main(self):
         try:
             asyncio.run(self._serve())
         except BaseException as error:
@@ -130,7 +124,7 @@ class Operator:
         finally:
             self._begun.set()
 
-    async def _serve(self) -> None:
+    async def _serve(self):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         async with Api() as self.api, kmock.Server(self.api):
             self.url = str(self.api.servers[0].url).rstrip("/")
@@ -158,10 +152,10 @@ current-context: x
                         daemon.cancel()
                     await asyncio.gather(*self._daemons, return_exceptions=True)
 
-    def connect(self, address: str, token: str, tls: TlsFiles, *names: str) -> None:
+    def connect(self, address, token, tls, *names):
         """Daemons of these names, with a slot each, that run nothing (``fleet``)."""
 
-        async def begin() -> None:
+        async def begin():
             turn = asyncio.Semaphore(len(names))
             for name in names:
                 daemon = keep(Daemon(name, 1, Counts()), address, token, tls, turn, Counts())
@@ -171,25 +165,25 @@ current-context: x
 
     # ---- what users do and see
 
-    def submit(self, name: str, **spec: Any) -> None:
+    def submit(self, name, **spec):
         """Creates a BaguaJob."""
         metadata = {"name": name, "namespace": "n", "uid": f"uid-of-{name}", "generation": 1}
         body = {"apiVersion": "bagua.dev/v1", "kind": "BaguaJob", "metadata": metadata, "spec": spec}
         self.http.post(JOBS, json=body).raise_for_status()
 
-    def change(self, path: str, **change: Any) -> None:
+    def change(self, path, **change):
         """Merges into an object."""
         self.http.patch(path, content=json.dumps(change), headers=MERGE).raise_for_status()
 
-    def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get(f"{JOBS}/{name}").raise_for_status().json().get("status", {})
+    def status(self, name):
+        found = self.http.get(f"{JOBS}/{name}").raise_for_status().json().get("status", {})
         return found
 
-    def names(self, path: str) -> list[str]:
+    def names(self, path):
         """Of the objects there."""
         return sorted(one["metadata"]["name"] for one in self.http.get(path).raise_for_status().json()["items"])
 
-    def wait(self, condition: Callable[[], Any]) -> Any:
+    def wait(self, condition):
         """The first true value."""
         deadline = time.monotonic() + WAIT_S
         while not (found := condition()):

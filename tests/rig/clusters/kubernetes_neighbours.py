@@ -3,15 +3,11 @@
 Nothing is behind them. The API server prunes every other field, so what comes back is what such a cluster would store.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 STRING, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 ISSUER = {"type": "object", "required": ["name"], "properties": {"group": STRING, "kind": STRING, "name": STRING}}
 
 
-def definition(group: str, version: str, kind: str, scope: str = "Namespaced", **fields: Any) -> dict[str, Any]:
+def definition(group, version, kind, scope="Namespaced", **fields):
     """A CustomResourceDefinition whose ``spec`` has these fields."""
     plural = f"{kind.lower()}s"
     spec = {"type": "object", "properties": fields}

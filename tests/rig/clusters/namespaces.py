@@ -1,7 +1,5 @@
 """Hosts with addresses of their own on one machine: network namespaces on a bridge. Links between them can be cut."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,8 +8,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,15 +19,15 @@ _NOBODY = "02:00:00:00:00:99"
 class Hosts:
     """Namespaces 0, 1, ... with addresses 10.77.0.1, 10.77.0.2, ..., and the processes started in them."""
 
-    def __init__(self, folder: Path, count: int = 2) -> None:
+    def __init__(self, folder, count=2):
         self.folder = folder
         mark = uuid.uuid4().hex[:6]
         self.names = [f"bg{mark}{number}" for number in range(count)]
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         self._hub = f"bg{mark}hub"
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes = []
 
-    def up(self) -> None:
+    def up(self):
         """Raises CalledProcessError where namespaces can't be made."""
         for name in (self._hub, *self.names):
             _ip("netns", "add", name)
@@ -45,18 +41,18 @@ class Hosts:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "veth0")
             _ip("-n", name, "link", "set", "veth0", "up")
 
-    def cut(self, source: int, target: int) -> None:
+    def cut(self, source, target):
         """What the one sends to the other is lost from now on, in silence; the other direction works."""
         self._neighbour("replace", source, target, "lladdr", _NOBODY, "nud", "permanent")
 
-    def mend(self, source: int, target: int) -> None:
+    def mend(self, source, target):
         """Ends what ``cut`` has begun."""
         self._neighbour("del", source, target)
 
-    def _neighbour(self, verb: str, source: int, target: int, *what: str) -> None:
+    def _neighbour(self, verb, source, target, *what):
         _ip("-n", self.names[source], "neigh", verb, self.addresses[target], *what, "dev", "veth0")
 
-    def start(self, host: int, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, host, *command, env=None):
         """Starts a program on a host, in a session of its own, with a state folder of that host."""
         full = {**os.environ, "BAGUA_STATE_DIR": str(self.folder / f"state-{host}"), **(env or {})}
         process = subprocess.Popen(
@@ -70,14 +66,14 @@ class Hosts:
         self.processes.append(process)
         return process
 
-    def run(self, host: int, *command: str, env: dict[str, str] | None = None) -> str:
+    def run(self, host, *command, env=None):
         """Runs a program on a host to its end and returns what it printed; fails the test unless it exits 0."""
         process = self.start(host, *command, env=env)
         output, _ = process.communicate(timeout=DEADLINE)
         assert process.returncode == 0, output
         return output
 
-    def down(self) -> None:
+    def down(self):
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -86,12 +82,12 @@ class Hosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments):
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
 
 
 @contextlib.contextmanager
-def hosts_up(folder: Path, count: int = 2) -> Iterator[Hosts]:
+def hosts_up(folder, count=2):
     """Skips the test where namespaces can't be made."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
@@ -108,11 +104,11 @@ def hosts_up(folder: Path, count: int = 2) -> Iterator[Hosts]:
         made.down()
 
 
-def bagua(*arguments: str) -> list[str]:
+def bagua(*arguments):
     return [PYTHON, "-P", "-m", "bagua.cli.main", *arguments]
 
 
-def wait_for_line(process: subprocess.Popen[str], read_end: int) -> dict[str, str]:
+def wait_for_line(process, read_end):
     """The ready line that a service writes to the descriptor it was given."""
     with os.fdopen(read_end) as pipe:
         line = pipe.readline()
@@ -120,7 +116,7 @@ def wait_for_line(process: subprocess.Popen[str], read_end: int) -> dict[str, st
     return json.loads(line)
 
 
-def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
+def start_service(hosts, host, *command):
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)
     full = {**os.environ, "BAGUA_STATE_DIR": str(hosts.folder / f"state-{host}")}
@@ -141,7 +137,7 @@ def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
     return ready
 
 
-def start_cluster(hosts: Hosts, folder: Path, *more: tuple[str, ...], coordinator: int = 0) -> list[str]:
+def start_cluster(hosts, folder, *more, coordinator=0):
     """A coordinator on that host, and a daemon on each for which there is ``more`` of its options; how to reach the
     coordinator."""
     certs, address = folder / "certs", hosts.addresses[coordinator]

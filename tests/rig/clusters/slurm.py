@@ -12,7 +12,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,13 +37,13 @@ class Slurm:
     address: str = ""
     own: _Cluster | None = None
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *words):
         """One of Slurm's commands."""
         return [*self.prefix, *words]
 
 
 @contextlib.contextmanager
-def slurm() -> Iterator[Slurm]:
+def slurm():
     """A cluster of two nodes: that of BAGUA_TEST_SLURM or SLURM_CONF, else one made here. Skips where there is none."""
     if os.environ.get(PREFIX):
         yield Slurm(shlex.split(os.environ[PREFIX]))
@@ -70,12 +69,12 @@ def slurm() -> Iterator[Slurm]:
 class _Cluster:
     """Three kinds of daemons in the foreground, below one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes = []
 
-    def start(self) -> None:
+    def start(self):
         """Skips if a daemon does not start on this machine."""
         folder, host = self.folder, socket.gethostname().split(".")[0]
         for name in ("state", "run"):
@@ -97,7 +96,7 @@ class _Cluster:
             self._run("slurmd", "-D", "-N", node)
         self._wait_for(lambda: self._states() == ["idle", "idle"])
 
-    def lose_the_second_node(self, processes: Iterable[int]) -> None:
+    def lose_the_second_node(self, processes):
         """Kills its slurmd, these processes of jobs there, and the slurmstepd above them; then Slurm is told."""
         above = {_parent(pid) for pid in processes}
         steps = {pid for pid in above if _name(pid).startswith("slurmstepd")}
@@ -109,7 +108,7 @@ class _Cluster:
                 os.kill(pid, signal.SIGKILL)
         self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=DOWN", "Reason=lost")
 
-    def recover(self) -> None:
+    def recover(self):
         """Ends all jobs, and brings the second node back."""
         self.call("scancel", "--user=root")
         if len(self.processes) < 2 + len(NODES):
@@ -118,13 +117,13 @@ class _Cluster:
             self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
         self._wait_for(lambda: self._states() == ["idle", "idle"])
 
-    def call(self, *words: str) -> str:
+    def call(self, *words):
         """Runs one of Slurm's commands; what it printed."""
         env = {**os.environ, **self.env}
         command = [find(words[0]), *words[1:]]
         return subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=SOON_S).stdout
 
-    def _run(self, name: str, *arguments: str) -> None:
+    def _run(self, name, *arguments):
         env = {**os.environ, **self.env}
         with (self.folder / f"{name}.out").open("ab") as output:
             self.processes.append(
@@ -133,10 +132,10 @@ class _Cluster:
                 )
             )
 
-    def _states(self) -> list[str]:
+    def _states(self):
         return self.call("sinfo", "-h", "-N", "-p", "p", "-o", "%T").split()
 
-    def _wait_for(self, ready: Callable[[], bool]) -> None:
+    def _wait_for(self, ready):
         deadline = time.monotonic() + 2 * SOON_S
         while not ready():
             words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
@@ -145,7 +144,7 @@ class _Cluster:
             assert time.monotonic() < deadline, words
             time.sleep(0.1)
 
-    def stop(self) -> None:
+    def stop(self):
         """The last first: slurmd ends what it runs."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
@@ -156,19 +155,19 @@ class _Cluster:
                 process.wait()
 
 
-def _parent(pid: int) -> int:
+def _parent(pid):
     with contextlib.suppress(OSError):
         return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     return 0
 
 
-def _name(pid: int) -> str:
+def _name(pid):
     with contextlib.suppress(OSError):
         return (Path("/proc") / str(pid) / "comm").read_text()
     return ""
 
 
-def _settings(folder: Path, host: str, ports: list[int]) -> str:
+def _settings(folder, host, ports):
     settings = {
         "ClusterName": "test",
         "SlurmctldHost": f"{host}(127.0.0.1)",

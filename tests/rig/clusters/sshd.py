@@ -1,12 +1,9 @@
 """A real sshd for this user alone, with keys, settings and a port of its own, on loopback unless a test says more."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from rig.ports import free_port
 from rig.programs import program
 
 
-def find_sshd() -> str:
+def find_sshd():
     """The program; skips where there is none that could run."""
     found = program("sshd")
     if os.geteuid() == 0:
@@ -30,9 +27,7 @@ def find_sshd() -> str:
 class Sshd:
     """A server for this user alone; ``ssh``: the command that reaches it."""
 
-    def __init__(
-        self, folder: Path, address: str = "127.0.0.1", port: int = 0, prefix: Sequence[str] = (), **more: str
-    ) -> None:
+    def __init__(self, folder, address="127.0.0.1", port=0, prefix=(), **more):
         """``prefix``: a command that runs it. ``more``: settings of sshd_config."""
         self.folder, self.port = folder, port or free_port()
         program = find_sshd()
@@ -63,7 +58,7 @@ class Sshd:
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         self._wait_until_it_serves()
 
-    def _wait_until_it_serves(self) -> None:
+    def _wait_until_it_serves(self):
         deadline = time.monotonic() + SOON_S
         while "Server listening" not in (words := (self.folder / "log").read_text()):
             if self.process.poll() is not None:
@@ -72,7 +67,7 @@ class Sshd:
             assert time.monotonic() < deadline, words
             time.sleep(0.02)
 
-    def close(self) -> None:
+    def close(self):
         self.process.terminate()
         self.process.wait(SOON_S)
         self.log.close()

@@ -1,16 +1,12 @@
 """A job of scripted nodes for tests of the dashboard: it reports as training ranks do, prints, and ends on request."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from bagua.base.machine_clock import clock_name
-from bagua.client import Client
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
@@ -23,7 +19,7 @@ KILLED = {"state": c.RANK_STATE_EXITED, "exit_code": -9, "signal": 9}
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
-def _order(peer: Any) -> Any:
+def _order(peer):
     """The next RunJob; what comes before it is of the job before."""
     while not isinstance(found := peer.next(), n.RunJob):
         pass
@@ -37,18 +33,9 @@ class ReportingJob:
     ``job_id``: one that has been submitted; empty: it is now.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        peers: list[Any],
-        name: str,
-        slow: int = 2,
-        output: bytes = b"",
-        job_id: str = "",
-        **spec: Any,
-    ) -> None:
+    def __init__(self, client, peers, name, slow=2, output=b"", job_id="", **spec):
         self._client, self._peers, self._slow, self._more_output = client, peers, slow, output
-        self._reads: dict[int, tuple[Any, n.ReadLog]] = {}
+        self._reads = {}
         self.job_id = job_id or self._submit(name, **spec)
         self._orders = [_order(peer) for peer in peers]
         self._tell(n.LOCAL_PHASE_STARTED, RUNNING)
@@ -58,18 +45,18 @@ class ReportingJob:
         for thread in self._threads:
             thread.start()
 
-    def _submit(self, name: str, **spec: Any) -> str:
+    def _submit(self, name, **spec):
         made = c.JobSpec(
             name=name, entry="train.py", args=["--lr", SCRIPT], nnodes=len(self._peers), nproc_per_node=2, **spec
         )
         made.placement_timeout_s = 20
         return self._client.submit(made).job_id
 
-    def _tell(self, phase: int, status: dict[str, Any]) -> None:
+    def _tell(self, phase, status):
         for index in range(len(self._peers)):
             self._tell_of(index, phase, status)
 
-    def _tell_of(self, index: int, phase: int, status: dict[str, Any], lost: int = -1) -> None:
+    def _tell_of(self, index, phase, status, lost=-1):
         """The node with this index tells of its ranks. ``lost``: the one that was killed."""
         order = self._orders[index]
         if not order.spec.elastic:
@@ -83,19 +70,19 @@ class ReportingJob:
         more = {"entered": order.generation, "engine_address": f"127.0.0.1:{1_000 + index}"}
         self._peers[index].report(order, phase, told, **more)
 
-    def lose_last(self) -> None:
+    def lose_last(self):
         """Of an elastic job: the last rank is killed. The others go on in the next generation."""
         last = len(self._peers) - 1
         self._tell_of(last, n.LOCAL_PHASE_STARTED, RUNNING, lost=max(self._orders[last].hosts[-1].ranks))
 
-    def _follow(self, peer: Any, order: n.RunJob) -> None:
+    def _follow(self, peer, order):
         """A later generation is entered at once."""
         index = self._peers.index(peer)
         if order.generation > self._orders[index].generation:
             self._orders[index] = order
             self._tell_of(index, n.LOCAL_PHASE_STARTED, RUNNING)
 
-    def _report(self) -> None:
+    def _report(self):
         step = 0
         while not self._ended.wait(0.25):
             step += 5
@@ -111,7 +98,7 @@ class ReportingJob:
                 told.bytes.inside, told.bytes.between = step << 20, step << 18
                 self._peers[rank // 2].send(n.NodeFact(progress=told))
 
-    def _answer(self, peer: Any) -> None:
+    def _answer(self, peer):
         """Each reader gets what a rank has printed. The end of the job ends the logs."""
         while not self._ended.is_set():
             try:
@@ -138,10 +125,10 @@ class ReportingJob:
             if read_peer is peer:
                 self._chunk(peer, read, offset=len(self._output(read.rank)), data=b"the end\n", eof=True)
 
-    def _output(self, rank: int) -> bytes:
+    def _output(self, rank):
         return f"rank {rank} says {SCRIPT}\n".encode() + self._more_output
 
-    def _print(self, peer: Any, read: n.ReadLog) -> None:
+    def _print(self, peer, read):
         """As much as there is room for; the reader then asks for more."""
         output = self._output(read.rank)
         end = min(len(output), read.offset + (read.max_bytes or len(output)))
@@ -153,7 +140,7 @@ class ReportingJob:
             self._chunk(peer, read, offset=at, data=output[at : min(end, at + CHUNK)], more=more)
 
     @staticmethod
-    def _trace(peer: Any, request_id: int) -> None:
+    def _trace(peer, request_id):
         """Three steps that two nodes with two ranks each have recorded once."""
         parts = [part for part in recorded_steps() if part.node_id == peer.node_id]
         for part in parts:
@@ -161,22 +148,22 @@ class ReportingJob:
             peer.send(n.NodeFact(trace=reply))
 
     @property
-    def reads(self) -> int:
+    def reads(self):
         """Logs that somebody follows."""
         return len(self._reads)
 
     @staticmethod
-    def _chunk(peer: Any, read: n.ReadLog, **more: Any) -> None:
+    def _chunk(peer, read, **more):
         chunk = c.LogChunk(rank=read.rank, **more)
         peer.send(n.NodeFact(log=n.LogReply(request_id=read.request_id, chunk=chunk)))
 
-    def end(self) -> None:
+    def end(self):
         """All ranks end well. Idempotent."""
         if not self._ended.is_set():
             self._ended.set()
             self._tell(n.LOCAL_PHASE_STOPPED, EXITED)
 
-    def close(self) -> None:
+    def close(self):
         """Ends the job and waits until the coordinator knows."""
         self.end()
         for thread in self._threads:
@@ -191,7 +178,7 @@ class ReportingJob:
             time.sleep(0.02)
 
 
-def recorded_steps() -> list[c.TracePart]:
+def recorded_steps():
     """A job of 2 nodes with 2 ranks each has trained three steps. Rank 2 computed 50 ms longer. Times are in the file
     in µs; fields of spans are in the order of ``names``."""
     names = ("phase", "name", "comm", "sequence", "begin_ns", "end_ns", "peer", "bytes")

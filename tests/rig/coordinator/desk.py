@@ -1,13 +1,9 @@
 """The heart of a coordinator without sockets: store, board, reconciler and service over a real database, with clocks
 that a test sets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,17 +12,14 @@ from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
+from bagua.daemon.coordinator.rules.domain import NodeRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.daemon.coordinator.use.service import Service
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 WAIT_S = 60.0
 # As in a service: structlog's own choice draws frames with their variables, which takes seconds.
@@ -42,7 +35,7 @@ structlog.configure(
 class Time:
     """The times of both clocks of a coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.monotonic = 0.0
         self.wall = 1e9
 
@@ -50,15 +43,7 @@ class Time:
 class Desk:
     """One coordinator. ``shared``: there may be others on the database."""
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        owner: str = "me",
-        options: Options | None = None,
-        time: Time | None = None,
-        shared: bool = False,
-        make_worker: Callable[[Store], Worker] = Worker,
-    ) -> None:
+    def __init__(self, engine, owner="me", options=None, time=None, shared=False, make_worker=Worker):
         self.time = time or Time()
         self.options = options or Options(lease_s=10, settle_s=1)
         self.clock = ServiceClock(1e6, lambda: self.time.monotonic, lambda: self.time.wall)
@@ -67,7 +52,7 @@ class Desk:
         self.board = Board()
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
-        self.counters: Counter[tuple[str, str]] = Counter()
+        self.counters = Counter()
         self.intake = Intake(self.board, self.clock)
         self.publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, self.counters, lambda: None)
         self.reconciler = Reconciler(
@@ -84,9 +69,7 @@ class Desk:
         )
         self.service = Service(self.worker, self.board, self.intake, self.clock)
 
-    async def connect(
-        self, name: str, slots: int = 2, boot_id: str = "boot", jobs: tuple[LocalJob, ...] = ()
-    ) -> NodeSession:
+    async def connect(self, name, slots=2, boot_id="boot", jobs=()):
         """A node introduces itself."""
         session = NodeSession(name, boot_id, f"host-{name}")
         session.note_heard(self.clock.now())
@@ -99,31 +82,31 @@ class Desk:
             raise
         return session
 
-    def leave(self, session: NodeSession) -> None:
+    def leave(self, session):
         """Its stream ends."""
         if self.sessions.remove(session):
             self.intake.node_gone(session)
 
-    def pass_time(self, seconds: float) -> None:
+    def pass_time(self, seconds):
         """Both clocks go on."""
         self.time.monotonic += seconds
         self.time.wall += seconds
         self.intake.look([])  # wakes it
 
-    async def until(self, done: Callable[[], object], what: str = "") -> None:
+    async def until(self, done, what=""):
         """Lets everything else go on until ``done()``."""
         async with asyncio.timeout(WAIT_S):
             while not done():
                 await asyncio.sleep(0.002)
 
 
-def clocks(tx: Transaction) -> dict[str, float]:
+def clocks(tx):
     """The beats of coordinators."""
     return {one.owner: one.clock for one in tx.coordinators()}
 
 
 @contextlib.asynccontextmanager
-async def at_work(desk: Desk) -> AsyncIterator[Desk]:
+async def at_work(desk):
     """The reconciler runs."""
     await desk.reconciler.start()
     task = asyncio.create_task(desk.reconciler.run())

@@ -1,7 +1,5 @@
 """An elastic job as the coordinator decides about it, with nodes that say whatever a test lets them say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from bagua.daemon.coordinator.rules.decide import apply, decide
@@ -28,10 +26,10 @@ WIRE = common_pb2.JobSpec(elastic=True).SerializeToString()
 class Cluster:
     """A job of two ranks on each node, on nodes a, b, ...; what its nodes say, and what is decided."""
 
-    def __init__(self, nodes: str = "ab", least: int = 0, most: int = 4, respawn: int = 0, takes: bool = True) -> None:
+    def __init__(self, nodes="ab", least=0, most=4, respawn=0, takes=True):
         self.now = 100.0
-        self.told: list[str] = []
-        self.views: dict[str, NodeView] = {}
+        self.told = []
+        self.views = {}
         self.there(*nodes)
         spec = JobSpec(
             "job", len(nodes), 2, 30, 5.0, 0, WIRE, elastic=True, min_nodes=least, max_nodes=most, respawn=respawn
@@ -44,15 +42,15 @@ class Cluster:
         self.decide()
         assert self.job.state is JobState.RUNNING
 
-    def there(self, *names: str, **more) -> None:
+    def there(self, *names, **more):
         for name in names:
             view = NodeView(name, "", "::1", f"boot {name}", 2, 0, True, 0.0)
             self.views[name] = replace(view, **more)
 
-    def decide(self, at: float = 0.0) -> JobRecord:
+    def decide(self, at=0.0):
         """All steps that are possible now."""
         self.now += at
-        used: dict[str, int] = {}
+        used = {}
         for _ in range(10):
             used = dict.fromkeys(self.views, 0)
             for part in self.job.parts:
@@ -64,10 +62,10 @@ class Cluster:
                 return self.job
         raise AssertionError("it never comes to rest")
 
-    def wake(self) -> float | None:
+    def wake(self):
         return decide(self.job, self.views, self.now, OPTIONS).wake_at
 
-    def says(self, name: str, *special: LocalRank, entered: int = -1, boot: str = "", **more) -> JobRecord:
+    def says(self, name, *special, entered=-1, boot="", **more):
         """All ranks of the node run, but for those in ``special``."""
         told = {rank.member: rank for rank in special}
         mine = [host for host in self.job.hosts if host.node_id == name]
@@ -103,7 +101,7 @@ class Cluster:
         self.told += [event.reason for event in told]
         return self.job
 
-    def ready(self, *names: str) -> JobRecord:
+    def ready(self, *names):
         """All newcomers there wait for entry."""
         for name in names:
             parts = [part for part in self.job.joining if part.node_id == name]
@@ -113,7 +111,7 @@ class Cluster:
             )
         return self.decide()
 
-    def enter(self, names: str = "", newcomers: bool = False) -> JobRecord:
+    def enter(self, names="", newcomers=False):
         """These nodes, or all, are in the generation; newcomers have their state then, if not otherwise said."""
         for host in self.job.hosts:
             if not names or host.node_id in names:
@@ -125,11 +123,11 @@ class Cluster:
                 self.says(host.node_id, *ranks)
         return self.decide()
 
-    def asks(self, change, *arguments) -> JobRecord:
+    def asks(self, change, *arguments):
         self.job, _ = change(self.job, *arguments)
         return self.decide()
 
-    def members(self) -> list[tuple[str, list[int]]]:
+    def members(self):
         assert [rank.rank for rank in self.job.ranks] == list(range(len(self.job.ranks)))
         assert [host.index for host in self.job.hosts] == list(range(len(self.job.hosts)))
         indices = [part.index for part in self.job.parts]
@@ -137,10 +135,10 @@ class Cluster:
         assert {part.index < 0 for part in (*self.job.former, *self.job.joining)} <= {True}
         return [(host.node_id, [rank.number for rank in host.ranks]) for host in self.job.hosts]
 
-    def joining(self) -> list[tuple[str, list[int]]]:
+    def joining(self):
         return [(part.node_id, [rank.number for rank in part.ranks]) for part in self.job.joining]
 
-    def run(self, name: str) -> node_pb2.RunJob:
+    def run(self, name):
         """The newest RunJob for a node."""
         wanted = wish(self.job)
         assert wanted is not None
@@ -153,13 +151,13 @@ class Cluster:
         return directive.run
 
 
-def waits(member: int) -> LocalRank:
+def waits(member):
     return LocalRank(0, RankState.RUNNING, 1, member=member, newcomer=True, ready_to_join=True)
 
 
-def over(member: int, **more) -> LocalRank:
+def over(member, **more):
     return LocalRank(member, RankState.EXITED, 1, member=member, **more)
 
 
-def killed(member: int) -> LocalRank:
+def killed(member):
     return over(member, exit_code=-9, signal=9)

@@ -20,8 +20,6 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -40,16 +38,16 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     *STEADY_WINDOW,
 ]
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
 
 
-def _lean_messages() -> tuple[Any, Any]:
+def _lean_messages():
     """``Directive`` with the fields that are needed here, so that the rest is skipped without being parsed, and the
     ``NodeFact`` of a heartbeat, also where the installed protocol is older and has no acknowledgements."""
     file = descriptor_pb2.FileDescriptorProto(name="rig/lean.proto", package="rig", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
-    def message(name: str, **fields: tuple[int, Any]) -> None:
+    def message(name, **fields):
         made = file.message_type.add(name=name)
         for label, (number, kind) in fields.items():
             added = made.field.add(name=label, number=number, label=field.LABEL_OPTIONAL)
@@ -59,10 +57,7 @@ def _lean_messages() -> tuple[Any, Any]:
                 added.type = kind
 
     message(
-        "Welcome",
-        heartbeat_s=(1, field.TYPE_DOUBLE),
-        lease_s=(2, field.TYPE_DOUBLE),
-        fence_s=(3, field.TYPE_DOUBLE),
+        "Welcome", heartbeat_s=(1, field.TYPE_DOUBLE), lease_s=(2, field.TYPE_DOUBLE), fence_s=(3, field.TYPE_DOUBLE)
     )
     message("Spec", entry=(2, field.TYPE_STRING), nproc_per_node=(9, field.TYPE_UINT32), elastic=(18, field.TYPE_BOOL))
     message(
@@ -79,8 +74,8 @@ def _lean_messages() -> tuple[Any, Any]:
     message("Directive", welcome=(1, "Welcome"), run=(2, "Job"), stop=(3, "Stop"), ack=(6, "Ack"))
     message("Fact", heartbeat=(2, "Ack"))
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    found = [pool.FindMessageTypeByName(f"rig.{name}") for name in ("Directive", "Fact")]  # type: ignore[no-untyped-call]
+    pool.Add(file)
+    found = [pool.FindMessageTypeByName(f"rig.{name}") for name in ("Directive", "Fact")]
     return message_factory.GetMessageClass(found[0]), message_factory.GetMessageClass(found[1])
 
 
@@ -109,7 +104,7 @@ class Counts:
 class Daemon:
     """One node."""
 
-    def __init__(self, node_id: str, slots: int, counts: Counts) -> None:
+    def __init__(self, node_id, slots, counts):
         self._hello = node_pb2.Hello(
             node_id=node_id,
             hostname=node_id,
@@ -120,16 +115,16 @@ class Daemon:
             unpacks=True,
         )
         self._counts = counts
-        self._held: dict[str, node_pb2.LocalJob] = {}
-        self._call: Any = None
+        self._held = {}
+        self._call = None
         self._writing = asyncio.Lock()
         self._renewed = 0.0
         self._heartbeat_s = 0.0  # as the coordinator has told
-        self._asked: dict[int, float] = {}  # number of a heartbeat -> when it was sent
+        self._asked = {}  # number of a heartbeat -> when it was sent
 
-    async def session(self, channel: grpc.aio.Channel, token: str) -> None:
+    async def session(self, channel, token):
         """One stream, until it ends. Raises AioRpcError."""
-        call: Any = channel.stream_stream("/bagua.v1.NodeService/Session")(metadata=call_metadata(token))
+        call = channel.stream_stream("/bagua.v1.NodeService/Session")(metadata=call_metadata(token))
         self._call = call
         held = [job for job in self._held.values() if job.phase != node_pb2.LOCAL_PHASE_STOPPED]
         hello = node_pb2.Hello(jobs=held)
@@ -161,11 +156,11 @@ class Daemon:
             call.cancel()
             await asyncio.gather(beat, return_exceptions=True)
 
-    async def _say(self, fact: Any) -> None:
+    async def _say(self, fact):
         async with self._writing:
             await self._call.write(fact.SerializeToString())
 
-    async def _beat(self, welcome: Any) -> None:
+    async def _beat(self, welcome):
         """As a real daemon: an acknowledgement is asked for when the last one is old."""
         self._heartbeat_s = welcome.heartbeat_s
         await asyncio.sleep(random.uniform(0, welcome.heartbeat_s))  # daemons do not start at one moment
@@ -178,7 +173,7 @@ class Daemon:
             await self._say(fact)
             await asyncio.sleep(self._heartbeat_s)
 
-    async def _run(self, run: Any) -> None:
+    async def _run(self, run):
         held = self._held.get(run.job_id)
         if held is not None and held.generation == run.generation:
             await self._say(node_pb2.NodeFact(job=held))  # as a real daemon that learns addresses
@@ -207,7 +202,7 @@ class Daemon:
             await self._end(job, signal=0)
             self._counts.finished += 1
 
-    async def _regroup(self, job: node_pb2.LocalJob, run: Any) -> None:
+    async def _regroup(self, job, run):
         """Members are known by their numbers, so nobody needs to know the others' ranks here. A step takes no time."""
         job.generation = run.generation
         if not run.hold:
@@ -219,7 +214,7 @@ class Daemon:
         self._counts.last_regrouped_at = time.monotonic()
         await self._say(node_pb2.NodeFact(job=job))
 
-    async def kill_rank(self) -> None:
+    async def kill_rank(self):
         """The first rank of the first job dies."""
         job = next(iter(self._held.values()))
         job.ranks[0].state = common_pb2.RANK_STATE_EXITED
@@ -227,7 +222,7 @@ class Daemon:
         self._counts.killed_at = time.monotonic()
         await self._say(node_pb2.NodeFact(job=job))
 
-    async def _stop(self, stop: Any) -> None:
+    async def _stop(self, stop):
         job = self._held.get(stop.job_id)
         if job is None:
             job = node_pb2.LocalJob(job_id=stop.job_id, generation=stop.generation)
@@ -235,7 +230,7 @@ class Daemon:
         self._counts.stopped += 1
         self._counts.last_stopped_at = time.monotonic()
 
-    async def _end(self, job: node_pb2.LocalJob, signal: int) -> None:
+    async def _end(self, job, signal):
         job.phase = node_pb2.LOCAL_PHASE_STOPPED
         for rank in job.ranks:
             if rank.state != common_pb2.RANK_STATE_EXITED:
@@ -244,15 +239,13 @@ class Daemon:
         await self._say(node_pb2.NodeFact(job=job))
 
 
-def _channel(address: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+def _channel(address, tls):
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=_OPTIONS)
 
 
-async def keep(
-    daemon: Daemon, address: str, token: str, tls: TlsFiles | None, turn: asyncio.Semaphore, counts: Counts
-) -> None:
+async def keep(daemon, address, token, tls, turn, counts):
     """Keeps a daemon connected, as a real one would."""
     while True:
         async with _channel(address, tls) as channel:
@@ -268,7 +261,7 @@ async def keep(
         await asyncio.sleep(random.uniform(0.1, 1.0))
 
 
-async def serve(address: str, token: str, hosts: int, slots: int, tls: str = "") -> None:
+async def serve(address, token, hosts, slots, tls=""):
     """Runs the daemons; answers each line on stdin with the counts as a line of JSON, until stdin ends. A line with a
     number kills a rank of that daemon. ``tls``: a folder of certificates; empty: none."""
     counts = Counts()
@@ -290,7 +283,7 @@ async def serve(address: str, token: str, hosts: int, slots: int, tls: str = "")
 class FleetProcess:
     """``hosts`` daemons with ``slots`` slots each, in one child process. ``tls``: a folder of certificates."""
 
-    def __init__(self, address: str, token: str, hosts: int, slots: int, tls: str = "") -> None:
+    def __init__(self, address, token, hosts, slots, tls=""):
         arguments = json.dumps({"address": address, "token": token, "hosts": hosts, "slots": slots, "tls": tls})
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -298,19 +291,17 @@ class FleetProcess:
         self._write(arguments)
         self._hosts = hosts
 
-    def __enter__(self) -> FleetProcess:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self.close()
 
-    def kill_rank(self, daemon: int) -> Counts:
+    def kill_rank(self, daemon):
         """Kills a rank of the only, elastic job on that daemon."""
         return self.counts(str(daemon))
 
-    def counts(self, command: str = "") -> Counts:
+    def counts(self, command=""):
         """As they are now."""
         self._write(command)
         assert self._process.stdout is not None
@@ -319,11 +310,11 @@ class FleetProcess:
             raise RuntimeError("the simulated daemons have ended")
         return Counts(**json.loads(line))
 
-    def wait_connected(self, deadline_s: float = WAIT_S) -> None:
+    def wait_connected(self, deadline_s=WAIT_S):
         """Returns when every daemon has its Welcome. Raises TimeoutError."""
         self.wait(lambda counts: counts.connected == self._hosts, deadline_s, "daemons are not connected")
 
-    def wait(self, done: Any, deadline_s: float, what: str) -> Counts:
+    def wait(self, done, deadline_s, what):
         """The counts, as soon as ``done(counts)``. Raises TimeoutError."""
         deadline = time.monotonic() + deadline_s
         while not done(counts := self.counts()):
@@ -332,7 +323,7 @@ class FleetProcess:
             time.sleep(0.01)
         return counts
 
-    def close(self) -> None:
+    def close(self):
         """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
@@ -343,7 +334,7 @@ class FleetProcess:
             self._process.wait()
             self._process.stdout.close()
 
-    def _write(self, line: str) -> None:
+    def _write(self, line):
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()

@@ -1,23 +1,16 @@
 """A coordinator's database with many jobs that have ended."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from bagua.proto import common_pb2
 
 
-def count_jobs(database: Path) -> int:
+def count_jobs(database):
     """Jobs in the database, read beside the coordinator."""
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
         return int(connection.execute("SELECT count(*) FROM jobs").fetchone()[0])
 
 
-def insert_old_jobs(database: Path, spec: common_pb2.JobSpec, count: int, show: Callable[[int], None]) -> None:
+def insert_old_jobs(database, spec, count, show):
     """Jobs of one rank that have succeeded within the last ten days, straight into the tables. ``show`` hears how many
     are written."""
     import sqlalchemy as sa
@@ -31,7 +24,7 @@ def insert_old_jobs(database: Path, spec: common_pb2.JobSpec, count: int, show: 
     engine = sa.create_engine(f"sqlite:///{database}")
     with engine.begin() as connection:
         for start in range(0, count, 5_000):
-            rows: dict[str, list[dict[str, Any]]] = {}
+            rows = {}
             for number in range(start, min(start + 5_000, count)):
                 at = now - 864_000.0 * (1 - number / count)
                 job = {"job_id": f"job-{number:010x}"}
@@ -67,7 +60,7 @@ def insert_old_jobs(database: Path, spec: common_pb2.JobSpec, count: int, show: 
     engine.dispose()
 
 
-def _whole(table: Any, row: dict[str, Any]) -> dict[str, Any]:
+def _whole(table, row):
     """``row`` with the columns that ``table`` has, and something in each that must not be empty."""
     found = {}
     for column in table.columns:

@@ -1,8 +1,6 @@
 """Checks of blocks of code (``pages.py``) that run nothing: Python compiles, and each name of ``bagua`` exists; options
 of ``bagua`` exist; documents parse, and a BaguaJob is one that the operator takes."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -12,7 +10,6 @@ import sys
 import textwrap
 import tomllib
 from functools import cache
-from typing import Any
 
 import typer
 import yaml
@@ -20,17 +17,16 @@ import yaml
 from bagua.base.errors import ConfigError
 from bagua.operator.job import KIND, parse
 from rig.docs import pages
-from rig.docs.pages import Block
 
 PLAIN = ("text", "protobuf", "cpp", "dockerfile")
 """Languages of blocks that show something: output, pictures, parts of files."""
 # The root of usage errors in whatever click this typer brings along.
-USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+USAGE_ERROR = typer.BadParameter.__mro__[2]
 _WORD = re.compile(r"(?:^|[;&|(] *|\$\()(?:\w+=\S* )*bagua( .*)$")
 _EXTRAS = re.compile(r"\bbagua\[([\w,-]+)\]")
 
 
-def wrong(block: Block) -> str:
+def wrong(block):
     """Words on a block whose content can't be right, or nothing."""
     try:
         if block.language in pages.SHELLS:
@@ -54,12 +50,12 @@ def wrong(block: Block) -> str:
     return ""
 
 
-def after(diff: str) -> str:
+def after(diff):
     """The new lines of a change."""
     return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(("-", "@@")))
 
 
-def check_python(text: str) -> None:
+def check_python(text):
     """It compiles, and its names of ``bagua`` exist. Raises SyntaxError, ImportError or AttributeError."""
     tree = ast.parse(textwrap.dedent(text))
     known = {"bagua": "bagua.torch_api"}
@@ -80,11 +76,11 @@ def check_python(text: str) -> None:
             _resolve(".".join([known[dotted[0]], *dotted[1:]]))
 
 
-def _ours(module: str | None) -> bool:
+def _ours(module):
     return module is not None and module.partition(".")[0] == "bagua" and module.split(".")[1:2] != ["lightning"]
 
 
-def _dotted(node: ast.AST) -> list[str]:
+def _dotted(node):
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Attribute):
@@ -94,7 +90,7 @@ def _dotted(node: ast.AST) -> list[str]:
 
 
 @cache
-def _resolve(name: str) -> Any:
+def _resolve(name):
     """The object of a dotted name. Attributes of instances are not looked at."""
     try:
         return importlib.import_module(name)
@@ -109,7 +105,7 @@ def _resolve(name: str) -> Any:
 
 
 @cache
-def command_line() -> dict[str, Any]:
+def command_line():
     """All commands of ``bagua`` by their whole names."""
     sys.path.append(str(pages.ROOT / "deploy"))
     try:
@@ -119,12 +115,12 @@ def command_line() -> dict[str, Any]:
 
 
 @cache
-def extras() -> set[str]:
+def extras():
     """Names in ``pip install "bagua[NAME]"``."""
     return {*tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
 
 
-def check_commands(block: Block) -> None:
+def check_commands(block):
     """Commands and options of ``bagua`` exist, and its extras. Raises ValueError."""
     for line, command in block.commands:
         if unknown := {name for given in _EXTRAS.findall(command) for name in given.split(",")} - extras():
@@ -136,7 +132,7 @@ def check_commands(block: Block) -> None:
                 raise ValueError(f"line {line}: {error}") from error
 
 
-def check_command(words: str) -> None:
+def check_command(words):
     """Raises ValueError for a command, or an option, that does not exist."""
     try:
         parts = shlex.split(re.split(r" [|&;<>]|\d?>|\)", words)[0])

@@ -42,32 +42,32 @@ class World:
 class Net(nn.Sequential):
     """Four inputs, two classes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(nn.Linear(WIDTH, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
 
 class Progress:
     """State of a script. Each look at ``step`` is a step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.steps = 0
 
     @property
-    def step(self) -> int:
+    def step(self):
         """Steps until now."""
         self.steps += 1
         return self.steps
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         """As for any state."""
         return {"steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state):
         """As for any state."""
         self.steps = state["steps"]
 
 
-def script() -> dict[str, Any]:
+def script():
     """Names of a training script."""
     torch.manual_seed(0)
     model = Net()
@@ -92,31 +92,31 @@ def script() -> dict[str, Any]:
     }
 
 
-def wrapped() -> dict[str, Any]:
+def wrapped():
     """The same after ``with_bagua``."""
     names = script()
     names["model"].with_bagua([names["optimizer"]], names["algorithm"])
     return names
 
 
-def checkpoints() -> dict[str, Any]:
+def checkpoints():
     """The loss of a step is there."""
     names = script()
     inputs = torch.randn(8, WIDTH)
     return names | {"loss": SimpleNamespace(backward=lambda: names["model"](inputs).sum().backward())}
 
 
-def data() -> dict[str, Any]:
+def data():
     """Costs of samples."""
     return script() | {"lengths": [1 + index % 5 for index in range(SAMPLES)]}
 
 
-def elastic() -> dict[str, Any]:
+def elastic():
     """A tensor, and the progress of a script."""
     return script() | {"tensor": torch.ones(3), "progress": Progress(), "steps": 3}
 
 
-def layers() -> dict[str, Any]:
+def layers():
     """Activations of a rank, and what checkpoints need."""
     names = script()
     features = torch.ones(8, 3, requires_grad=True)
@@ -124,23 +124,23 @@ def layers() -> dict[str, Any]:
     return names | losses | {"features": features, "iteration": 7, "folder": "saved", "lr_scheduler": None}
 
 
-def profiling() -> dict[str, Any]:
+def profiling():
     """Batches and a step."""
     names = wrapped()
 
-    def train_step(inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    def train_step(inputs, labels):
         names["loss"](names["model"](inputs), labels).backward()
         names["optimizer"].step()
 
     return names | {"batches": names["loader"], "train_step": train_step}
 
 
-def ddp() -> dict[str, Any]:
+def ddp():
     """A model of torch's DDP."""
     return script() | {"ddp": DistributedDataParallel(Net())}
 
 
-def uneven() -> dict[str, Any]:
+def uneven():
     """Ranks have different numbers of batches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
@@ -152,7 +152,7 @@ def uneven() -> dict[str, Any]:
     return names | {"loader": DataLoader(samples, batch_size=8), "zero_optimizer": zero}
 
 
-def style() -> dict[str, Any]:
+def style():
     """Names that the example of style calls."""
     return {
         "Network": lambda rate, delay: (rate, delay),
@@ -201,16 +201,16 @@ ALONE = {
 """Pages whose part brings up ``torch.distributed``."""
 
 
-def run_page(page: str, world: World) -> int:
+def run_page(page, world):
     """Runs all parts in order, each with the names that those before have left. Returns how many there are."""
     found = [block for block in pages.of_path(pages.ROOT / page) if block.is_part and not block.mark]
-    names: dict[str, Any] = {}
+    names = {}
     for block in found:
         _run(block, world, names)
     return len(found)
 
 
-def _run(block: pages.Block, world: World, names: dict[str, Any]) -> None:
+def _run(block, world, names):
     """Tracebacks name the line of the page."""
     text = block.text if block.language == "python" else code_blocks.after(block.text)
     for words, smaller in world.smaller.items():

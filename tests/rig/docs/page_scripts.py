@@ -1,7 +1,5 @@
 """``train.py``, which commands of pages run, where the page does not show the whole of it."""
 
-from __future__ import annotations
-
 from rig.docs import code_blocks, pages
 
 BEGIN = """
@@ -26,18 +24,18 @@ FOR_EVER = "loader = itertools.cycle(loader)\n"
 STEPS = "10_000"
 
 
-def part(page: str, language: str) -> str:
+def part(page, language):
     """The first part of a program on a page."""
     found = next(block for block in pages.of_path(pages.ROOT / page) if block.language == language and not block.file)
     return code_blocks.after(found.text) if language == "diff" else found.text
 
 
-def of_readme(for_ever: bool = False) -> str:
+def of_readme(for_ever=False):
     """The script of the first page, with a small model."""
     return BEGIN + FOR_EVER * for_ever + part("README.md", "diff")
 
 
-def of_checkpoints() -> str:
+def of_checkpoints():
     """The loop of docs/checkpoints.md, which ends after fewer steps."""
     step = "inputs, labels = next(batches)\n    loss = nn.functional.cross_entropy(model(inputs), labels)"
     loop = part("docs/checkpoints.md", "python").replace("...", step, 1)
@@ -48,14 +46,14 @@ def of_checkpoints() -> str:
     return "\n".join([BEGIN, begin, names, schedule, loop.replace(STEPS, "150")])
 
 
-def of_ddp() -> str:
+def of_ddp():
     """The script of docs/quickstart.md on the backend "bagua", small."""
     text = part("docs/quickstart.md", "python")
     assert '"gloo"' in text and "default=2048" in text
     return text.replace('"gloo"', '"bagua"').replace("default=2048", "default=32")
 
 
-def of_autotuning() -> str:
+def of_autotuning():
     """A script that ends once something was tried."""
     return """
 import torch
@@ -76,6 +74,6 @@ while not tried.item():
 """
 
 
-def of_jobs() -> dict[str, str]:
+def of_jobs():
     """The files of docs/jobs.md."""
     return {"train.py": of_readme(), "job.toml": part("docs/jobs.md", "toml")}

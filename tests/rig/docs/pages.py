@@ -11,15 +11,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-README = {
-    "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
-}
+README = {"python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes"}
 """Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
 PLAYED = ("operations", "security", "service", "observability", "metrics", "dashboard")
 """Pages for operators whose blocks are run."""
@@ -93,22 +90,22 @@ class Block:
     language: str = ""
 
     @property
-    def where(self) -> str:
+    def where(self):
         """Page and line."""
         return f"{self.page}:{self.line}"
 
     @property
-    def is_commands(self) -> bool:
+    def is_commands(self):
         """Whether a reader types it."""
         return self.language in SHELLS and not self.file
 
     @property
-    def is_part(self) -> bool:
+    def is_part(self):
         """Whether it is a part of a Python program, or a change of one."""
         return self.language in ("python", "diff") and not self.file
 
     @property
-    def commands(self) -> Iterator[tuple[int, str]]:
+    def commands(self):
         """Commands with the numbers of their lines; without comments, continued lines as one."""
         begun, number = "", self.line
         for line_number, line in enumerate(self.text.splitlines(), self.line):
@@ -121,16 +118,16 @@ class Block:
                 begun = ""
 
 
-def all_pages() -> list[Path]:
+def all_pages():
     """All Markdown files of the checkout, but the changelog: pages, READMEs, and others."""
     words = ["git", "ls-files", "-co", "--exclude-standard", "*.md"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [path for line in listed.splitlines() if (path := ROOT / line).exists() and path.name != "CHANGELOG.md"]
 
 
-def blocks(text: str, page: str = "") -> list[Block]:
+def blocks(text, page=""):
     """All blocks of a page, in order."""
-    found: list[Block] = []
+    found = []
     mark = ("", "")
     lines = text.splitlines()
     at = 0
@@ -155,58 +152,58 @@ def blocks(text: str, page: str = "") -> list[Block]:
     return found
 
 
-def _indented(lines: list[str], at: int) -> bool:
+def _indented(lines, at):
     """Whether a block of code begins here: it is no continuation of a list's item."""
     return lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip())
 
 
-def of_path(path: Path) -> list[Block]:
+def of_path(path):
     """All blocks of a file of the repository."""
     return blocks(path.read_text(), path.resolve().relative_to(ROOT).as_posix())
 
 
-def of_page(name: str) -> list[Block]:
+def of_page(name):
     """Commands and files of a page, by its path from docs/: all that its reader types."""
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
 
 
-def run_by(test: str, *names: str) -> list[str]:
+def run_by(test, *names):
     """Commands of all blocks of these pages (paths of the repository) that are marked as run by the test of this name.
     Raises AssertionError for a page without one."""
     return [command for name in names for block in _run_by(test, name) for _, command in block.commands]
 
 
-def texts_run_by(test: str, name: str) -> list[str]:
+def texts_run_by(test, name):
     """Such blocks of a page as they stand, for a shell that reads them whole."""
     return [block.text for block in _run_by(test, name)]
 
 
-def _run_by(test: str, name: str) -> list[Block]:
+def _run_by(test, name):
     found = [block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")]
     assert found, f"{name} has no block that is run by {test}"
     return [block for block in found if not block.file]
 
 
-def part_by(test: str, name: str) -> str:
+def part_by(test, name):
     """The part of a program on a page (its path in the repository) that is marked as run by the test of this name."""
     [block] = _run_by(test, name)
     assert block.is_part, block.where
     return block.text
 
 
-def is_shown_on_readme(block: Block) -> bool:
+def is_shown_on_readme(block):
     """Whether it is one of ``README``."""
     return block.page == "README.md" and any(block.text.startswith(begin) for begin in README)
 
 
-def is_test(words: str) -> bool:
+def is_test(words):
     """Whether there is a test of this name: ``tests/FILE.py::test_name``."""
     path, _, name = words.partition("::")
     file = ROOT / path
     return file.exists() and bool(re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE))
 
 
-def unshown(block: Block) -> str:
+def unshown(block):
     """Words on a block of commands or of Python that no test runs and no mark excuses, or nothing."""
     if block.mark in ("run by", "shown by"):
         if not is_test(block.reason):

@@ -1,15 +1,12 @@
 """This machine's system once more, started by its systemd: process 1 of name spaces of its own, on a throw-away copy of
 the root file system (an overlay). Services of the machine are not started there, and the network is loopback alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,18 +52,18 @@ _SPACES = ("--mount", "--pid", "--uts", "--ipc", "--cgroup", "--net")
 class Booted:
     """A system that runs. ``pid``: of its process 1, as the machine sees it."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid):
         self.pid = pid
         self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w", "env", "-i"]
         self._enter += ["HOME=/root", f"PATH={os.environ['PATH']}"]
 
-    def sh(self, text: str) -> str:
+    def sh(self, text):
         """Runs it as root; its output. The test fails if it does."""
         done = self.attempt(text)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    def attempt(self, text: str) -> subprocess.CompletedProcess[str]:
+    def attempt(self, text):
         """Runs it as root, to whatever end."""
         words = [*self._enter, "sh", "-euc", text]
         return subprocess.run(
@@ -74,7 +71,7 @@ class Booted:
         )
 
 
-def reason_to_skip() -> str:
+def reason_to_skip():
     """Why no systemd can be started here; empty: it may be."""
     if os.geteuid() != 0:
         return "needs root: name spaces, an overlay"
@@ -88,7 +85,7 @@ def reason_to_skip() -> str:
 
 
 @contextmanager
-def booted(folder: Path) -> Iterator[Booted]:
+def booted(folder):
     """Starts it, and ends it with all that runs in it."""
     name = f"bagua-trial-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     groups = [CGROUPS / tree / name for tree in TREES]
@@ -107,7 +104,7 @@ def booted(folder: Path) -> Iterator[Booted]:
             _remove(group)
 
 
-def _init(process: subprocess.Popen[str], group: Path) -> int:
+def _init(process, group):
     """The process 1 of a system that has come up. The test is skipped where none does."""
     give_up = time.monotonic() + 2 * SOON_S
     while time.monotonic() < give_up and process.poll() is None:
@@ -120,7 +117,7 @@ def _init(process: subprocess.Popen[str], group: Path) -> int:
     pytest.skip(f"no systemd can be started in name spaces here: {process.communicate()[0]}")
 
 
-def _inits(group: Path) -> Iterator[int]:
+def _inits(group):
     """Processes of the group that are systemd by now."""
     for path in group.rglob("cgroup.procs"):
         for pid in path.read_text().split():
@@ -129,7 +126,7 @@ def _inits(group: Path) -> Iterator[int]:
                     yield int(pid)
 
 
-def _remove(group: Path) -> None:
+def _remove(group):
     """Its processes have been killed, but may still be about to go."""
     give_up = time.monotonic() + SOON_S
     while group.exists() and time.monotonic() < give_up:

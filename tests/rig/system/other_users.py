@@ -4,8 +4,6 @@ It may lie where root alone can go (/root/.pyenv). Then the daemon under test ge
 which that folder is covered by one that shows the interpreter, and the cache of native code, alone.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pwd
@@ -34,12 +32,12 @@ exec "$@"
 """
 
 
-def users() -> list[pwd.struct_passwd]:
+def users():
     """Two that are not root."""
     return [pwd.getpwnam(name) for name in NAMES]
 
 
-def reason_to_skip() -> str:
+def reason_to_skip():
     """Why ranks can't run as another user here; empty: they can."""
     if os.geteuid() != 0:
         return "needs root, who can become another user"
@@ -66,7 +64,7 @@ def reason_to_skip() -> str:
     return ""
 
 
-def way(folder: Path) -> list[str]:
+def way(folder):
     """The beginning of a command in which other users can run this interpreter. ``folder``: an empty one."""
     closed = next((found for path in _needed() if (found := _closed(path)) is not None), None)
     if closed is None:
@@ -77,7 +75,7 @@ def way(folder: Path) -> list[str]:
     return [*own, "sh", "-c", _SCRIPT, "way", str(folder), str(closed), str(len(shown)), *shown]
 
 
-def _needed() -> set[Path]:
+def _needed():
     places = [sys.base_prefix, sys.prefix]
     for name in ("torch", "bagua"):  # not imported: torch takes two seconds
         spec = importlib.util.find_spec(name)
@@ -85,7 +83,7 @@ def _needed() -> set[Path]:
     return {Path(place).resolve() for place in places}
 
 
-def _closed(path: Path) -> Path | None:
+def _closed(path):
     """The first folder on the way to ``path`` that other users can't enter."""
     for folder in reversed((path, *path.parents)):
         if not folder.stat().st_mode & stat.S_IXOTH:

@@ -1,11 +1,7 @@
 """PgBouncer in transaction mode: each transaction gets whichever session with the server is free."""
 
-from __future__ import annotations
-
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -14,7 +10,7 @@ from rig.system.postgres import as_postgres
 
 
 @contextmanager
-def pgbouncer(url: str, folder: Path, sessions: int = 4) -> Iterator[str]:
+def pgbouncer(url, folder, sessions=4):
     """The URL of the database behind ``url`` through a pooler that has so many sessions with it. The folder is one that
     the user postgres can enter."""
     server = sa.make_url(url)

@@ -1,14 +1,12 @@
 """PostgreSQL as the system has it: its programs, and a user that may run a server."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
 from pathlib import Path
 
 
-def binaries() -> Path | None:
+def binaries():
     """The newest PostgreSQL of the system."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     if found:
@@ -17,7 +15,7 @@ def binaries() -> Path | None:
     return Path(initdb).parent if initdb else None
 
 
-def as_postgres() -> list[str] | None:
+def as_postgres():
     """How to run a command as a user that PostgreSQL accepts: it refuses root. None: there is no such user."""
     if os.geteuid() != 0:
         return []

@@ -5,8 +5,6 @@
 Only ``SystemCallFilter`` and ``MemoryDenyWriteExecute`` are looked at. Needs libseccomp and systemd-analyze.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -22,11 +20,11 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_SET_MDWE = 65
 
 
-def groups() -> dict[str, list[str]]:
+def groups():
     """Names of calls, and of other groups, by the name of a group."""
     command = ["systemd-analyze", "--no-pager", "syscall-filter"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found: dict[str, list[str]] = {}
+    found = {}
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
         word = line.strip()
         if line.startswith("@"):
@@ -36,7 +34,7 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
-def expand(names: list[str], known: dict[str, list[str]]) -> set[str]:
+def expand(names, known):
     """The calls that these names and groups stand for."""
     calls = set()
     for name in names:
@@ -44,7 +42,7 @@ def expand(names: list[str], known: dict[str, list[str]]) -> set[str]:
     return calls
 
 
-def allowed(unit: str) -> set[str]:
+def allowed(unit):
     """The calls that the unit allows, as systemd reads its lines."""
     known = groups()
     calls = expand(["@default"], known)
@@ -54,7 +52,7 @@ def allowed(unit: str) -> set[str]:
     return calls
 
 
-def close(calls: set[str]) -> None:
+def close(calls):
     """From now on this process and its children can make no other calls. Raises OSError."""
     library = ctypes.CDLL(LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p
@@ -68,7 +66,7 @@ def close(calls: set[str]) -> None:
         raise OSError(-code, os.strerror(-code))
 
 
-def main() -> None:
+def main():
     unit = Path(sys.argv[1]).read_text()
     calls = allowed(unit)
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -1,13 +1,10 @@
 """A copy of this machine's root file system that is thrown away (an overlay), for commands that root types: packages of
 the distribution, users, files in /etc. Processes, network and devices are those of the machine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 _ENTER = r"""
 set -e
@@ -25,10 +22,10 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Throwaway:
     """``folder``: on the file system of the root."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def attempt(self, text: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def attempt(self, text, timeout_s):
         """Runs it as root, to whatever end. What it has started ends with it, and apt asks nothing."""
         own = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
         environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
@@ -44,14 +41,14 @@ class Throwaway:
             check=False,
         )
 
-    def sh(self, text: str, timeout_s: float) -> str:
+    def sh(self, text, timeout_s):
         """Its output. The test fails if it does."""
         done = self.attempt(text, timeout_s)
         assert done.returncode == 0, f"{text}\n{done.stdout[-5000:]}"
         return done.stdout
 
 
-def reason_to_skip(folder: Path) -> str:
+def reason_to_skip(folder):
     """Why there can be no such copy here; empty: there can."""
     if os.geteuid() != 0:
         return "needs root: an overlay over the root file system"
