@@ -3,19 +3,10 @@
 SQLAlchemy is imported where it is used: a machine that is lent for GPU tests, which collects this too, has none.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """With --algorithm nothing but the checks of that algorithm is run."""
     if config.getoption("--algorithm"):
         left_out = [item for item in items if not item.name.startswith("test_stands")]
@@ -24,24 +15,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request, tmp_path):
     """An empty database of each kind."""
     if request.param == "sqlite":
         from bagua.daemon.coordinator.store.database import sqlite_url
 
         return sqlite_url(tmp_path / "bagua.db")
-    url: str = request.getfixturevalue("postgres_url")
+    url = request.getfixturevalue("postgres_url")
     return url
 
 
 @pytest.fixture
-def open_database(database_url: str) -> Iterator[Callable[[], sa.Engine]]:
+def open_database(database_url):
     """Opens the database; each call is another coordinator."""
     from bagua.daemon.coordinator.store.database import open_engine
 
-    engines: list[sa.Engine] = []
+    engines = []
 
-    def open_one() -> sa.Engine:
+    def open_one():
         engines.append(open_engine(database_url))
         return engines[-1]
 

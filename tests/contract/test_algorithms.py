@@ -7,12 +7,9 @@ that every algorithm must stand. After an error they are started again for the j
 operations travel. test_algorithms_device.py has what is run of it always.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from contract.algorithms import load_cases
@@ -27,15 +24,15 @@ CASES = load_cases()
 pytestmark = pytest.mark.timeout(1600)  # the first test of a world waits for all its jobs
 
 
-def daemons_carry(config: pytest.Config) -> bool:
+def daemons_carry(config):
     """Whether all that ranks send goes through their daemons, which count bytes; other routes use NCCL."""
     return config.getoption("--device") == "cpu" or config.getoption("--route") == "staged"
 
 
 @pytest.fixture(scope="session")
-def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
+def runners(request, tmp_path_factory):
     """A runner for every world, which knows the jobs of all tests that were selected."""
-    jobs: dict[str, list[str]] = {}
+    jobs = {}
     for item in request.session.items:
         marker = item.get_closest_marker("job")
         if marker is not None:
@@ -54,7 +51,7 @@ OFTEN = ("2 hosts x 2",)
 in integration/torch_api."""
 
 
-def in_world(world: str, name: str, *values: Any, full: bool = False) -> Any:
+def in_world(world, name, *values, full=False):
     """Parameters of a test that needs the results of a job in a world; ``full``: with --full only."""
     marks = [pytest.mark.job(world, name)]
     if full:
@@ -87,7 +84,7 @@ VARIANTS = {
 """Cases that differ from another one in what other tests look at: a codec, memory of one's own, an interval."""
 
 
-def often_enough(world: str, subject: str, check: str) -> bool:
+def often_enough(world, subject, check):
     """Whether a check is made in a world without --full: each where it is most likely to fail; some of them with one
     algorithm of each kind."""
     if check in MISTAKES:
@@ -104,7 +101,7 @@ def often_enough(world: str, subject: str, check: str) -> bool:
         if world in CASES[name].worlds
     ],
 )
-def test_equals_reference(runners: dict[str, Runner], request: pytest.FixtureRequest, world: str, name: str) -> None:
+def test_equals_reference(runners, request, world, name):
     """Step by step, on every rank."""
     # NCCL adds in an order of its own, and a GPU rounds in its own way.
     loose = request.config.getoption("--device") == "cuda" or not daemons_carry(request.config)
@@ -123,7 +120,7 @@ MEASURED = [name for name in CASES if CASES[name].bytes_sent is not None]
         if world in CASES[name].worlds
     ],
 )
-def test_volume_on_the_wire(runners: dict[str, Runner], request: pytest.FixtureRequest, world: str, name: str) -> None:
+def test_volume_on_the_wire(runners, request, world, name):
     """Bytes that a host sends per step are those of the formula."""
     if not daemons_carry(request.config):
         pytest.skip("bytes are counted by the daemons: --route staged")
@@ -141,7 +138,7 @@ def test_volume_on_the_wire(runners: dict[str, Runner], request: pytest.FixtureR
         for name, marks in (("switch 6", []), ("switch 10", [pytest.mark.full]))
     ],
 )
-def test_switching_leaks_nothing(runners: dict[str, Runner], job: str) -> None:
+def test_switching_leaks_nothing(runners, job):
     """Through all algorithms, several times; the first two rounds warm up."""
     for rank, found in enumerate(runners["2 hosts x 2"].result(job)):
         first, last = found[1], found[-1]
@@ -154,7 +151,7 @@ def test_switching_leaks_nothing(runners: dict[str, Runner], job: str) -> None:
         assert least < 3 * 2**18, f"rank {rank}: {sizes}"
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Checks for all registered algorithms, or for those that --algorithm names, in all worlds."""
     if "check" not in metafunc.fixturenames:
         return
@@ -178,12 +175,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def test_stands(runners: dict[str, Runner], world: str, subject: str, check: str) -> None:
+def test_stands(runners, world, subject, check):
     """A check that every algorithm must stand."""
     runners[world].result(f"check {subject} {check.rpartition('-')[2]}")
 
 
-def test_algorithm_of_ones_own() -> None:
+def test_algorithm_of_ones_own():
     """The suite is open to algorithms that it does not know."""
     command = [
         sys.executable,

@@ -3,11 +3,8 @@ of the CUDA runtime, NCCL and the kernels. With ``--full`` all cases on all rout
 ``pytest tests/contract/test_algorithms.py --device fake``.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import Any
 
 import pytest
 from contract.algorithms import load_cases
@@ -38,7 +35,7 @@ OFTEN = {
 }
 
 
-def jobs(route: str) -> list[Any]:
+def jobs(route):
     """Cases, and that every registered algorithm trains."""
     names = [f"case {name}" for name, case in load_cases().items() if WORLD in case.worlds]
     names += [f"check {name} trains" for name in registered_names()]
@@ -49,12 +46,12 @@ def jobs(route: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
+def runners(request, tmp_path_factory):
     """A runner for every route, which knows the jobs of all tests that were selected."""
-    selected: dict[str, list[str]] = {}
+    selected = {}
     for item in request.session.items:
         if item.fspath == request.path and "route" in getattr(item, "callspec").params:  # noqa: B009
-            parameters = item.callspec.params  # type: ignore[attr-defined]
+            parameters = item.callspec.params
             selected.setdefault(parameters["route"], []).append(parameters["name"])
     return {
         route: Runner(WORLD, names, lambda: tmp_path_factory.mktemp("ranks"), environment("fake", route))
@@ -64,7 +61,7 @@ def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 # NCCL adds in an order of its own: sums of four differ from the reference's by rounding.
 @pytest.mark.parametrize(("route", "name"), [one for route in ROUTES for one in jobs(route)])
-def test_as_on_the_cpu(runners: dict[str, Runner], route: str, name: str) -> None:
+def test_as_on_the_cpu(runners, route, name):
     """Step by step what one process of plain torch gets, on every rank."""
     found = runners[route].result(name)
     if name.startswith("case "):

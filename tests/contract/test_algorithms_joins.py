@@ -4,19 +4,15 @@ All algorithms train in one job, a model for each of them. A newcomer takes over
 on batches of its own from the next step on. Replicas are compared with the reference of each case after each step.
 """
 
-from __future__ import annotations
-
 import copy
 import faulthandler
 import re
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from contract.algorithms import load_cases
-from contract.algorithms.case import Case, Simulation, World, flat, seeded
+from contract.algorithms.case import Simulation, World, flat, seeded
 from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import compare_replicas, one_step
 from rig.files import await_file
@@ -25,10 +21,7 @@ from rig.ranks.engine_hosts import make_ranks
 import bagua.torch_api as bagua
 
 JOINS_AFTER = 4  # steps
-WORLDS = {
-    "2 ranks, then 4": ([[0, 1]], {0: [2, 3]}),
-    "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]}),
-}
+WORLDS = {"2 ranks, then 4": ([[0, 1]], {0: [2, 3]}), "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]})}
 BECOMES = {"2 ranks, then 4": "4 ranks", "2 hosts x 1, then 1 and 2": "2 hosts, 1 and 2"}
 """The world of a case in which its reference must hold."""
 CASES = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
@@ -41,17 +34,17 @@ ON_ONE_HOST = {"async", "gradient_allreduce", "power_sgd", "qadam", "low_precisi
 """Those that are run on one host, too, without --full."""
 
 
-def often_enough(world: str, name: str) -> bool:
+def often_enough(world, name):
     """Whether a case is run in a world without --full."""
     return name not in RARE and (len(WORLDS[world][0]) > 1 or name in ON_ONE_HOST)
 
 
-def limit_s(names: Sequence[str]) -> float:
+def limit_s(names):
     """After so many seconds ranks hang. All cases are trained side by side: the more there are, the longer it takes."""
     return 120.0 + 4.0 * len(names)
 
 
-def rank_train(names: list[str], folder: str) -> dict[str, Any]:
+def rank_train(names, folder):
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
     faulthandler.dump_traceback_later(limit_s(names), exit=True)  # for hangs alone
     bagua.init_process_group()
@@ -63,7 +56,7 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
         model = seeded(case.model, seed=bagua.get_rank())
         optimizers = case.optimizers(model)
         models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    found = {name: [] for name in names}
     for step in range(JOINS_AFTER if newcomer else 0, max(CASES[name].steps for name in names)):
         bagua.wait_to_join()
         if step == JOINS_AFTER - 1:
@@ -79,9 +72,7 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     return found
 
 
-def train(
-    folder: Path, world: str, names: Sequence[str], environment: dict[str, str] | None = None
-) -> list[dict[str, list[torch.Tensor]]]:
+def train(folder, world, names, environment=None):
     hosts, newcomers = WORLDS[world]
     with make_ranks(folder) as ranks:
         arguments = {"names": list(names), "folder": str(folder)}
@@ -98,13 +89,11 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
+def trained(tmp_path_factory, request):
     """Results of all ranks, by world, for the cases that are tested there."""
-    known: dict[str, list[dict[str, list[torch.Tensor]]]] = {}
+    known = {}
 
-    def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
+    def results(world):
         if world not in known:
             known[world] = []  # where it fails, it fails once
             known[world] = train(tmp_path_factory.mktemp("joins"), world, selected(request, "test_ranks_join", world))
@@ -115,7 +104,7 @@ def trained(
     return results
 
 
-def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+def reference(case, world):
     """Parameters of all ranks after each step; from some step on there are more."""
     hosts, newcomers = WORLDS[world]
     torch.set_num_threads(1)
@@ -126,7 +115,7 @@ def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
             join(sim, case, newcomers)
 
 
-def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
+def join(sim, case, newcomers):
     """They have what the first rank has, and of what is each rank's own nothing."""
     count = sum(map(len, newcomers.values()))
     for _ in range(count):
@@ -151,11 +140,11 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
         if then in CASES[name].worlds
     ],
 )
-def test_ranks_join(trained: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
+def test_ranks_join(trained, world, name):
     check(trained(world), world, name)
 
 
-def check(results: list[dict[str, list[torch.Tensor]]], world: str, name: str) -> None:
+def check(results, world, name):
     """Parameters of this case are those of the reference, on every rank after each step."""
     case = CASES[name]
     for step, wanted in enumerate(reference(case, world)):

@@ -2,13 +2,10 @@
 whose residuals are the engine's are left out, which begin at zero in each generation on a GPU. So are those that begin
 anew with one rank's weights. ``--device cuda`` takes a GPU."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
 import pytest
-import torch
 from contract.test_algorithms_joins import ANEW, BECOMES, CASES, check, train
 from rig.ranks.placing import environment
 
@@ -27,14 +24,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def trained(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, list[torch.Tensor]]]:
+def trained(request, tmp_path_factory):
     """Results of all ranks."""
     device = "cuda" if request.config.getoption("--device") == "cuda" else "fake"
     return train(tmp_path_factory.mktemp("joins"), WORLD, NAMES, environment(device, "staged"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_join(trained: list[dict[str, list[torch.Tensor]]], name: str) -> None:
+def test_ranks_join(trained, name):
     check(trained, WORLD, name)

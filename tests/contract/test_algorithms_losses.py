@@ -12,17 +12,12 @@ Third, a member dies when an exchange counts, and another one that is left has n
 bits as where it has heard it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from contract.algorithms import load_cases
-from contract.algorithms.case import WORLDS, Case, Simulation, flat, mlp, seeded, square
+from contract.algorithms.case import WORLDS, Simulation, flat, mlp, seeded, square
 from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import compare_replicas, one_step
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
@@ -41,11 +36,11 @@ KILLS = {1: (3, "start"), 4: (5, "submitted"), 0: (7, "ready")}
 """Of each member that is killed: step and phase. Those that are left are on two hosts."""
 
 
-def of(name: str, make: Callable[[], Any], **options: Any) -> Subject:
+def of(name, make, **options):
     return Subject(name, make, **options)
 
 
-EXACT: dict[str, Subject] = {
+EXACT = {
     subject.name: subject
     for subject in (
         of("gradient_allreduce", algorithms.GradientAllReduceAlgorithm),
@@ -71,16 +66,11 @@ EXACT: dict[str, Subject] = {
         of("streaming_diloco", partial(algorithms.StreamingDiLoCoAlgorithm, interval=4, fragments=2)),
     )
 }
-OFTEN = {
-    "gradient_allreduce onebit",
-    "zero_one_adam",
-    "low_precision_decentralized",
-    "streaming_diloco",
-}
+OFTEN = {"gradient_allreduce onebit", "zero_one_adam", "low_precision_decentralized", "streaming_diloco"}
 """Those that are compared without --full: state of the engine's codec, of an optimizer, copies of
 neighbours, an outer optimizer."""
 
-ASYNCHRONOUS: dict[str, Subject] = {
+ASYNCHRONOUS = {
     subject.name: subject
     for subject in (
         of("async", partial(algorithms.AsyncModelAverageAlgorithm, sync_interval_ms=0)),
@@ -89,7 +79,7 @@ ASYNCHRONOUS: dict[str, Subject] = {
 }
 
 
-def rank_train(names: list[str], steps: int = STEPS) -> dict[str, list[torch.Tensor]]:
+def rank_train(names, steps=STEPS):
     """Trains a model with each of these algorithms, all of them in each step. Returns their parameters after each."""
     bagua.init_process_group()
     compare_replicas()
@@ -102,7 +92,7 @@ def rank_train(names: list[str], steps: int = STEPS) -> dict[str, list[torch.Ten
         optimizers = subject.optimizers(model)
         models[name] = model.with_bagua(optimizers, subject.make()), optimizers
     fault = Fault(lambda: [])
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    found = {name: [] for name in names}
     for step in range(steps):
         bagua.barrier()
         fault.step = step
@@ -119,9 +109,7 @@ def rank_train(names: list[str], steps: int = STEPS) -> dict[str, list[torch.Ten
     return found
 
 
-def train(
-    folder: Path, names: list[str], phases: dict[int, str], variables: dict[str, str] | None = None
-) -> list[dict[str, list[torch.Tensor]]]:
+def train(folder, names, phases, variables=None):
     """Results of the ranks that are left. ``phases``: in which each of the others is killed."""
     kills = " ".join(f"{member}:{step}:0:{phases[member]}" for member, (step, _) in KILLS.items())
     with make_ranks(folder) as ranks:
@@ -134,9 +122,7 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def uncut(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> list[dict[str, list[torch.Tensor]]]:
+def uncut(tmp_path_factory, request):
     """Of all algorithms that are tested, with losses between steps."""
     names = selected(request, "test_a_repeated_step_gives_the_same_bits")
     return train(tmp_path_factory.mktemp("uncut"), names, dict.fromkeys(KILLS, "between"))
@@ -146,9 +132,7 @@ def uncut(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in EXACT]
 )
-def test_a_repeated_step_gives_the_same_bits(
-    uncut: list[dict[str, list[torch.Tensor]]], tmp_path: Path, name: str
-) -> None:
+def test_a_repeated_step_gives_the_same_bits(uncut, tmp_path, name):
     found = train(tmp_path, [name], {member: phase for member, (_, phase) in KILLS.items()})
     for mine, wanted in zip(found, uncut, strict=True):
         equal = [torch.equal(one, other) for one, other in zip(mine[name], wanted[name], strict=True)]
@@ -159,7 +143,7 @@ def test_a_repeated_step_gives_the_same_bits(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "async" else pytest.mark.full) for name in ASYNCHRONOUS]
 )
-def test_asynchronous_replicas_stay_near_each_other(tmp_path: Path, name: str) -> None:
+def test_asynchronous_replicas_stay_near_each_other(tmp_path, name):
     found = train(tmp_path, [name], {member: phase for member, (_, phase) in KILLS.items()})
     for one in found:
         assert all(bool(parameters.isfinite().all()) for parameters in one[name])
@@ -169,7 +153,7 @@ def test_asynchronous_replicas_stay_near_each_other(tmp_path: Path, name: str) -
 OFTEN_UNHEARD = {"qadam"}
 
 
-def train_unheard(folder: Path, name: str, kills: str) -> list[list[torch.Tensor]]:
+def train_unheard(folder, name, kills):
     """Parameters after each step of the members that are left: all but member 1."""
     folder.mkdir()
     with make_ranks(folder) as ranks:
@@ -183,7 +167,7 @@ def train_unheard(folder: Path, name: str, kills: str) -> list[list[torch.Tensor
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN_UNHEARD else pytest.mark.full) for name in EXACT]
 )
-def test_an_exchange_that_others_have_committed_counts_here_too(tmp_path: Path, name: str) -> None:
+def test_an_exchange_that_others_have_committed_counts_here_too(tmp_path, name):
     heard = train_unheard(tmp_path / "heard", name, "1:2:0:heard")
     unheard = train_unheard(tmp_path / "unheard", name, "1:2:0:heard 3:2:0:unheard")
     for mine, wanted in zip(unheard, heard, strict=True):
@@ -194,10 +178,7 @@ def test_an_exchange_that_others_have_committed_counts_here_too(tmp_path: Path, 
 # Compared with references
 
 LOST_AFTER = 4  # steps
-FEWER = {
-    "4 ranks": ((0, 2), "2 ranks"),
-    "2 hosts x 2": ((0,), "2 hosts, 1 and 2"),
-}
+FEWER = {"4 ranks": ((0, 2), "2 ranks"), "2 hosts x 2": ((0,), "2 hosts, 1 and 2")}
 """By world: who is killed, and the world of those that are left."""
 CASES = {name: case for name, case in load_cases().items() if case.steps > LOST_AFTER}
 OFTEN_CASES = {
@@ -215,7 +196,7 @@ OFTEN_CASES = {
 """Those that are compared without --full."""
 
 
-def rank_train_cases(names: list[str], gone: list[int]) -> dict[str, list[torch.Tensor]]:
+def rank_train_cases(names, gone):
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
     bagua.init_process_group()
     compare_replicas()
@@ -226,7 +207,7 @@ def rank_train_cases(names: list[str], gone: list[int]) -> dict[str, list[torch.
         model = seeded(case.model, seed=member)
         optimizers = case.optimizers(model)
         models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    found = {name: [] for name in names}
     for step in range(max(CASES[name].steps for name in names)):
         bagua.barrier()
         if step == LOST_AFTER and member in gone:
@@ -241,14 +222,12 @@ def rank_train_cases(names: list[str], gone: list[int]) -> dict[str, list[torch.
 
 
 @pytest.fixture(scope="module")
-def fewer(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], list[dict[str, list[torch.Tensor]]]]:
+def fewer(tmp_path_factory, request):
     """Results of the ranks that are left, by world, for the cases that are tested there."""
 
-    known: dict[str, list[dict[str, list[torch.Tensor]]]] = {}
+    known = {}
 
-    def train_once(world: str) -> list[dict[str, list[torch.Tensor]]]:
+    def train_once(world):
         gone, names = FEWER[world][0], selected(request, "test_ranks_are_lost", world)
         with make_ranks(tmp_path_factory.mktemp("fewer")) as ranks:
             hosts = [list(host) for host in WORLDS[world].hosts]
@@ -256,7 +235,7 @@ def fewer(
             ranks.wait(150.0)
             return [one.result() for one in ranks.started if one.rank not in gone]
 
-    def results(world: str) -> list[dict[str, list[torch.Tensor]]]:
+    def results(world):
         if world not in known:
             known[world] = []  # where it fails, it fails once
             known[world] = train_once(world)
@@ -267,7 +246,7 @@ def fewer(
     return results
 
 
-def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+def reference(case, world):
     """Parameters of all ranks after each step; from some step on there are fewer."""
     torch.set_num_threads(1)
     sim = Simulation(case, WORLDS[world])
@@ -277,7 +256,7 @@ def reference(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
             lose(sim, FEWER[world][0])
 
 
-def lose(sim: Simulation, gone: Sequence[int]) -> None:
+def lose(sim, gone):
     """State of these ranks is lost with them; the others are counted anew."""
     left = [rank for rank in range(sim.n) if rank not in gone]
     lists = [sim.models, sim.optimizers, *(one for one in sim.state.values() if isinstance(one, list))]
@@ -297,7 +276,7 @@ def lose(sim: Simulation, gone: Sequence[int]) -> None:
         if world in case.worlds and then in case.worlds
     ],
 )
-def test_ranks_are_lost(fewer: Callable[[str], list[dict[str, list[torch.Tensor]]]], world: str, name: str) -> None:
+def test_ranks_are_lost(fewer, world, name):
     case, results = CASES[name], fewer(world)
     left = [rank for rank in range(WORLDS[world].n) if rank not in FEWER[world][0]]
     for step, wanted in enumerate(reference(case, world)):

@@ -2,11 +2,8 @@
 As ``test_algorithms_losses.py``, but residuals of the engine begin at zero in each generation, in both jobs.
 ``--device cuda`` takes a GPU."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ OFTEN = {"gradient_allreduce onebit"}
 MID_STEP = {member: phase for member, (_, phase) in KILLS.items()}
 
 
-def device_of(request: pytest.FixtureRequest) -> dict[str, str]:
+def device_of(request):
     """Variables for ranks."""
     return environment("cuda" if request.config.getoption("--device") == "cuda" else "fake", "staged")
 
@@ -29,7 +26,7 @@ def device_of(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in EXACT]
 )
-def test_a_repeated_step_gives_the_same_bits(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+def test_a_repeated_step_gives_the_same_bits(request, tmp_path, name):
     variables = device_of(request)
     jobs = {"cut": MID_STEP, "uncut": dict.fromkeys(KILLS, "between")}
     for folder in jobs:
@@ -42,7 +39,7 @@ def test_a_repeated_step_gives_the_same_bits(request: pytest.FixtureRequest, tmp
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_others_begin_anew(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+def test_others_begin_anew(request, tmp_path, name):
     found = train(tmp_path, [name], MID_STEP, device_of(request))
     for one in found:
         assert all(bool(parameters.isfinite().all()) for parameters in one[name])

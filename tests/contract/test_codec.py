@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -13,8 +12,6 @@ import bagua.csrc
 
 core = bagua.csrc.load()
 
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 # name -> elements of a block (1: elements do not depend on each other)
 BLOCKS = {
@@ -36,26 +33,19 @@ EPSILON = 2.0**-24  # relative error of one rounding of float32
 quick = settings(max_examples=40, deadline=None)
 
 
-def aligned(nbytes: int) -> Bytes:
+def aligned(nbytes):
     """Zeros whose address is a multiple of 64."""
     memory = np.zeros(nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + nbytes]
 
 
-def density_of(name: str) -> int:
+def density_of(name):
     """The density to give with a codec."""
     return DENSITY if name == "topk" else 0
 
 
-def transcode(
-    name: str,
-    raw: list[Floats],
-    *,
-    encoded: list[Bytes] | None = None,
-    residual: Floats | None = None,
-    scale: float = 1.0,
-) -> tuple[Bytes, Floats]:
+def transcode(name, raw, *, encoded=None, residual=None, scale=1.0):
     """Message and what it decodes to; updates ``residual``."""
     codec, density = core.CODECS[name], density_of(name)
     count = len(raw[0])
@@ -75,14 +65,14 @@ def transcode(
     return message, decoded
 
 
-def decode(name: str, message: Bytes, count: int) -> Floats:
+def decode(name, message, count):
     """Decodes a message."""
     decoded = np.full(count, 7, np.float32)
     core.transcode(core.CODECS[name], count, encoded=[message], decoded=[decoded], density=density_of(name))
     return decoded
 
 
-def values(seed: int, count: int, kind: str) -> Floats:
+def values(seed, count, kind):
     """Vectors as gradients are, and worse ones."""
     random = np.random.default_rng(seed)
     normal = random.standard_normal(count)
@@ -106,7 +96,7 @@ def values(seed: int, count: int, kind: str) -> Floats:
 KINDS = st.sampled_from(["normal", "tiny", "denormal", "huge", "scales", "offset", "sparse", "ties"])
 
 
-def blockwise(x: Floats, block: int, function: str) -> npt.NDArray[np.float64]:
+def blockwise(x, block, function):
     """``function`` ("min", "max") of every element's block, in float64."""
     wide = x.astype(np.float64)
     if not len(x):
@@ -115,7 +105,7 @@ def blockwise(x: Floats, block: int, function: str) -> npt.NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def bound(name: str, x: Floats) -> npt.NDArray[np.float64]:
+def bound(name, x):
     """The largest error that each element may have."""
     wide = np.abs(x.astype(np.float64))
     most = blockwise(np.abs(x), BLOCKS[name], "max")
@@ -140,7 +130,7 @@ def bound(name: str, x: Floats) -> npt.NDArray[np.float64]:
     return np.where(decoded_zero_allowed(x), wide, 0)
 
 
-def decoded_zero_allowed(x: Floats) -> npt.NDArray[np.bool_]:
+def decoded_zero_allowed(x):
     """topk: the elements that are not among the k largest of their block, ties decided by position."""
     dropped = np.ones(len(x), bool)
     for start in range(0, len(x), 16384):
@@ -153,7 +143,7 @@ def decoded_zero_allowed(x: Floats) -> npt.NDArray[np.bool_]:
 @pytest.mark.parametrize("name", CODECS)
 @quick
 @given(SEEDS, SIZES, KINDS)
-def test_error_is_bounded(name: str, seed: int, count: int, kind: str) -> None:
+def test_error_is_bounded(name, seed, count, kind):
     x = values(seed, count, kind)
     message, decoded = transcode(name, [x])
     assert len(message) == core.encoded_bytes(core.CODECS[name], count, density_of(name))
@@ -166,7 +156,7 @@ def test_error_is_bounded(name: str, seed: int, count: int, kind: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 @quick
 @given(SEEDS, st.integers(1, 3000))
-def test_same_input_same_bits(name: str, seed: int, count: int) -> None:
+def test_same_input_same_bits(name, seed, count):
     """In another place of memory, too."""
     x = values(seed, count, "scales")
     shifted = np.empty(count + 1, np.float32)[1:]
@@ -177,7 +167,7 @@ def test_same_input_same_bits(name: str, seed: int, count: int) -> None:
 @quick
 @given(SEEDS, SIZES)
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_halves_have_the_bits_of_torch(name: str, dtype: torch.dtype, seed: int, count: int) -> None:
+def test_halves_have_the_bits_of_torch(name, dtype, seed, count):
     random = np.random.default_rng(seed)
     x = random.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()  # every kind of number
     if count:
@@ -195,12 +185,9 @@ def test_halves_have_the_bits_of_torch(name: str, dtype: torch.dtype, seed: int,
 @quick
 @given(SEEDS, SIZES, st.sampled_from(["normal", "scales", "huge", "tiny"]))
 @pytest.mark.parametrize(
-    ("name", "dtype", "largest"),
-    [("fp8_e4m3", torch.float8_e4m3fn, 448.0), ("fp8_e5m2", torch.float8_e5m2, 57344.0)],
+    ("name", "dtype", "largest"), [("fp8_e4m3", torch.float8_e4m3fn, 448.0), ("fp8_e5m2", torch.float8_e5m2, 57344.0)]
 )
-def test_fp8_has_the_bits_of_torch(
-    name: str, dtype: torch.dtype, largest: float, seed: int, count: int, kind: str
-) -> None:
+def test_fp8_has_the_bits_of_torch(name, dtype, largest, seed, count, kind):
     """Of each block, divided by the smallest power of two with which it fits; nothing is rounded up to infinity."""
     brink = np.float32((1.875 if name == "fp8_e4m3" else 1.75) * 2.0**127)
     x = values(seed, count, kind)
@@ -220,7 +207,7 @@ def test_fp8_has_the_bits_of_torch(
 @pytest.mark.parametrize("name", CODECS)
 @quick
 @given(SEEDS, st.integers(1, 3000), st.sampled_from([np.nan, np.inf, -np.inf]))
-def test_what_is_not_finite_is_seen_in_its_block_alone(name: str, seed: int, count: int, bad: float) -> None:
+def test_what_is_not_finite_is_seen_in_its_block_alone(name, seed, count, bad):
     x = values(seed, count, "normal")
     place = int(np.random.default_rng(seed).integers(count))
     clean = transcode(name, [x])[1]
@@ -241,7 +228,7 @@ def test_what_is_not_finite_is_seen_in_its_block_alone(name: str, seed: int, cou
 @example(3.4028234663852886e38, 513)
 @example(-3.4028234663852886e38, 1024)
 @example(1.401298464324817e-45, 100)
-def test_constant_blocks_are_exact(name: str, value: float, count: int) -> None:
+def test_constant_blocks_are_exact(name, value, count):
     x = np.full(count, value, np.float32)
     decoded = transcode(name, [x])[1]
     if name == "onebit":  # a mean is not quite a copy
@@ -250,12 +237,12 @@ def test_constant_blocks_are_exact(name: str, value: float, count: int) -> None:
         assert np.array_equal(decoded, x)
 
 
-def test_minmax8_keeps_a_small_range_at_a_huge_offset() -> None:
+def test_minmax8_keeps_a_small_range_at_a_huge_offset():
     x = (1e7 + np.arange(512) % 16).astype(np.float32)  # neighbours of float32 there: 1 apart
     assert np.abs(transcode("minmax8", [x])[1] - x).max() <= 1
 
 
-def test_no_finite_value_overflows() -> None:
+def test_no_finite_value_overflows():
     """The largest numbers, of both signs, in one block."""
     largest = np.finfo(np.float32).max
     for name in ("none", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk"):
@@ -268,7 +255,7 @@ def test_no_finite_value_overflows() -> None:
 @pytest.mark.parametrize("name", CODECS)
 @quick
 @given(SEEDS, st.integers(1, 3000), st.sampled_from(["normal", "tiny", "sparse", "offset"]))
-def test_error_feedback_loses_nothing(name: str, seed: int, count: int, kind: str) -> None:
+def test_error_feedback_loses_nothing(name, seed, count, kind):
     """The sum of what was decoded, and the residual, are the sum of what came in, within the roundings."""
     residual = np.zeros(count, np.float32)
     came, went = np.zeros(count), np.zeros(count)
@@ -283,7 +270,7 @@ def test_error_feedback_loses_nothing(name: str, seed: int, count: int, kind: st
 
 
 @pytest.mark.parametrize("name", ["int4", "onebit", "topk", "minmax8"])
-def test_error_feedback_converges(name: str) -> None:
+def test_error_feedback_converges(name):
     """The mean of what was decoded of the same vector approaches it as 1 / steps."""
     x = values(5, 2000, "normal")
     residual = np.zeros(2000, np.float32)
@@ -298,7 +285,7 @@ def test_error_feedback_converges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_residual_is_free_of_what_was_not_finite(name: str) -> None:
+def test_residual_is_free_of_what_was_not_finite(name):
     residual = np.zeros(2000, np.float32)
     x = values(1, 2000, "normal")
     bad = x.copy()
@@ -311,7 +298,7 @@ def test_residual_is_free_of_what_was_not_finite(name: str) -> None:
 
 @quick
 @given(SEEDS, st.integers(1, 40000), st.sampled_from(["normal", "ties", "sparse", "denormal"]))
-def test_topk_keeps_the_largest(seed: int, count: int, kind: str) -> None:
+def test_topk_keeps_the_largest(seed, count, kind):
     """Exactly k of every block, the first ones of those that are equal, in order of position."""
     x = values(seed, count, kind)
     message, decoded = transcode("topk", [x])
@@ -325,9 +312,7 @@ def test_topk_keeps_the_largest(seed: int, count: int, kind: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 @quick
 @given(SEEDS, st.integers(0, 3000), st.integers(1, 4), st.integers(0, 3), st.sampled_from([1.0, 0.5, 1 / 3]))
-def test_sum_scale_and_encode_in_one_call(
-    name: str, seed: int, count: int, raws: int, encodeds: int, scale: float
-) -> None:
+def test_sum_scale_and_encode_in_one_call(name, seed, count, raws, encodeds, scale):
     """The same bits as step by step."""
     raw = [values(seed + k, count, "normal") for k in range(raws)]
     encoded = [transcode(name, [values(seed + 10 + k, count, "normal")])[0] for k in range(encodeds)]
@@ -343,7 +328,7 @@ def test_sum_scale_and_encode_in_one_call(
     assert np.array_equal(decoded, expected[1])
 
 
-def test_lengths_of_long_vectors() -> None:
+def test_lengths_of_long_vectors():
     for name in CODECS:
         codec, density = core.CODECS[name], density_of(name)
         one = core.encoded_bytes(codec, 16384, density)
@@ -351,7 +336,7 @@ def test_lengths_of_long_vectors() -> None:
         assert core.encoded_bytes(codec, 0, density) == 0
 
 
-def test_buffers_are_checked() -> None:
+def test_buffers_are_checked():
     x, message = np.zeros(100, np.float32), aligned(1000)
     codec = core.CODECS["fp16"]
     with pytest.raises(ValueError, match="raw has 400 bytes, needs 404"):

@@ -1,14 +1,9 @@
 """Backups: made while a coordinator works, checked, and restored into either kind of database."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -27,7 +22,7 @@ from bagua.proto import common_pb2
 SPEC = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))
 
 
-def make_job(store: Store, job_id: str, state: JobState = JobState.PENDING) -> None:
+def make_job(store, job_id, state=JobState.PENDING):
     job = JobRecord(job_id, SPEC, 1e9, submitted_clock=1.0, job_key=b"\0\xffkey")
     with store.transaction() as tx:
         tx.create_job(job, f"key of {job_id}", "me", [Event("submitted", "as asked", 0, 1e9)])
@@ -39,7 +34,7 @@ def make_job(store: Store, job_id: str, state: JobState = JobState.PENDING) -> N
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
+def store(database_url):
     """With three jobs, a node and an archive of code."""
     made = Store(open_engine(database_url))
     make_job(made, "job-1")
@@ -55,7 +50,7 @@ def store(database_url: str) -> Iterator[Store]:
     made.close()
 
 
-def rows_of(url: str) -> dict[str, list[Any]]:
+def rows_of(url):
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     try:
         with engine.connect() as connection:
@@ -71,7 +66,7 @@ def rows_of(url: str) -> dict[str, list[Any]]:
         engine.dispose()
 
 
-def test_what_was_backed_up_comes_back(store: Store, database_url: str, tmp_path: Path):
+def test_what_was_backed_up_comes_back(store, database_url, tmp_path):
     before = rows_of(database_url)
     file = tmp_path / "backup.db"
     report = back_up(database_url, file)
@@ -92,7 +87,7 @@ def test_what_was_backed_up_comes_back(store: Store, database_url: str, tmp_path
         assert sum(check_database(read_only_url(kept)).jobs.values()) == 4
 
 
-def test_a_backup_goes_into_the_other_kind_of_database(store: Store, database_url: str, tmp_path: Path):
+def test_a_backup_goes_into_the_other_kind_of_database(store, database_url, tmp_path):
     """PostgreSQL or SQLite -> file -> SQLite -> file: the same rows."""
     back_up(database_url, tmp_path / "one.db")
     other = sqlite_url(tmp_path / "other.db")
@@ -105,12 +100,12 @@ def test_a_backup_goes_into_the_other_kind_of_database(store: Store, database_ur
     Store(open_engine(database_url)).close()
 
 
-def test_a_backup_is_of_one_moment_while_jobs_come(store: Store, database_url: str, tmp_path: Path):
+def test_a_backup_is_of_one_moment_while_jobs_come(store, database_url, tmp_path):
     """Jobs come with their events and specifications: a copy that was taken in between would have some without."""
     over = threading.Event()
-    made: list[str] = []
+    made = []
 
-    def submit() -> None:
+    def submit():
         while not over.is_set():
             make_job(store, f"more-{len(made)}", JobState.FAILED)
             made.append("")
@@ -128,11 +123,11 @@ def test_a_backup_is_of_one_moment_while_jobs_come(store: Store, database_url: s
     assert check_database(database_url).problems == ()
 
 
-def test_a_restore_refuses_a_coordinator_that_runs(store: Store, database_url: str, tmp_path: Path):
+def test_a_restore_refuses_a_coordinator_that_runs(store, database_url, tmp_path):
     back_up(database_url, tmp_path / "backup.db")
     over = threading.Event()
 
-    def beat() -> None:
+    def beat():
         clock = 100.0
         while not over.wait(0.1):
             clock += 0.1
@@ -149,7 +144,7 @@ def test_a_restore_refuses_a_coordinator_that_runs(store: Store, database_url: s
         running.join()
 
 
-DAMAGE: dict[str, tuple[str, str]] = {
+DAMAGE = {
     "events": (
         "DELETE FROM events WHERE job_id = 'job-2' AND seq = 1",
         "job job-2 says that it has 2 events, and 1 are",
@@ -165,7 +160,7 @@ DAMAGE: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_check_says_what_does_not_fit(store: Store, tmp_path: Path, database_url: str, damage: str):
+def test_a_check_says_what_does_not_fit(store, tmp_path, database_url, damage):
     statement, words = DAMAGE[damage]
     with store.transaction() as tx:
         tx._db.execute(sa.text(statement))
@@ -182,7 +177,7 @@ def test_a_check_says_what_does_not_fit(store: Store, tmp_path: Path, database_u
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_newer_backup_and_what_is_none_are_refused(tmp_path: Path):
+def test_a_newer_backup_and_what_is_none_are_refused(tmp_path):
     open_engine(sqlite_url(tmp_path / "newer.db")).dispose()
     with closing(sqlite3.connect(tmp_path / "newer.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -201,7 +196,7 @@ def test_a_newer_backup_and_what_is_none_are_refused(tmp_path: Path):
         restore(tmp_path / "absent.db", target)
 
 
-def test_a_damaged_file_is_found_and_kept_beside_the_restored_one(tmp_path: Path):
+def test_a_damaged_file_is_found_and_kept_beside_the_restored_one(tmp_path):
     url = sqlite_url(tmp_path / "bagua.db")
     store = Store(open_engine(url))
     for number in range(50):

@@ -1,14 +1,10 @@
 """Archives of code in every database: how they come, when they go, and who shares them."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.errors import InvalidRequestError, NotFoundError, TooMuchError
@@ -31,27 +27,27 @@ class Clock(ServiceClock):
 
     now_s = 1_000_000.0
 
-    def wall(self) -> float:
+    def wall(self):
         return self.now_s
 
 
 class Stand:
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker):
         self.store, self.clock = worker.store, Clock(1.0)
         self.code = CodeArchives(worker, self.clock, max_total_bytes=LIMIT)
 
-    def job(self, archive: CodeArchive, job_id: str = "job-1", state: JobState = JobState.PENDING) -> None:
+    def job(self, archive, job_id="job-1", state=JobState.PENDING):
         spec = checked_spec(JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, code=archive))
         with self.store.transaction() as tx:
             assert tx.create_job(replace(JobRecord(job_id, spec, 1.0, job_key=b"k"), state=state), None, "me")
 
 
 @pytest.fixture
-def stands(open_database: Callable[[], sa.Engine]) -> Iterator[Callable[[], Stand]]:
+def stands(open_database):
     """Each call is another coordinator."""
-    workers: list[Worker] = []
+    workers = []
 
-    def make() -> Stand:
+    def make():
         workers.append(Worker(Store(open_database())))
         return Stand(workers[-1])
 
@@ -60,17 +56,17 @@ def stands(open_database: Callable[[], sa.Engine]) -> Iterator[Callable[[], Stan
         worker.close()
 
 
-def named(data: bytes) -> CodeArchive:
+def named(data):
     return CodeArchive(digest=hashlib.sha256(data).hexdigest(), bytes=len(data), files=1)
 
 
-async def upload(archive: CodeArchive, *parts: bytes) -> AsyncIterator[PutCodeRequest]:
+async def upload(archive, *parts):
     yield PutCodeRequest(archive=archive)
     for part in parts:
         yield PutCodeRequest(data=part)
 
 
-async def test_an_archive_comes_and_a_job_gets_its_pieces(stands: Callable[[], Stand]) -> None:
+async def test_an_archive_comes_and_a_job_gets_its_pieces(stands):
     first, second = stands(), stands()
     data = bytes(range(256)) * 1500 + b"end"
     archive = named(data)
@@ -90,7 +86,7 @@ async def test_an_archive_comes_and_a_job_gets_its_pieces(stands: Callable[[], S
             await second.code.piece(job_id, number)
 
 
-async def test_an_upload_is_checked(stands: Callable[[], Stand]) -> None:
+async def test_an_upload_is_checked(stands):
     code = stands().code
     good = named(b"abc")
     for archive, parts, words in (
@@ -109,7 +105,7 @@ async def test_an_upload_is_checked(stands: Callable[[], Stand]) -> None:
             assert not await code.find(good)
 
 
-async def drip(archive: CodeArchive, ends: asyncio.Event) -> AsyncIterator[PutCodeRequest]:
+async def drip(archive, ends):
     """An upload that sends a byte, and then nothing until ``ends``."""
     yield PutCodeRequest(archive=archive)
     yield PutCodeRequest(data=b"x")
@@ -117,7 +113,7 @@ async def drip(archive: CodeArchive, ends: asyncio.Event) -> AsyncIterator[PutCo
 
 
 @pytest.mark.parametrize("accounts", [1, 5])
-async def test_slow_uploads_keep_no_other_account_out(stands: Callable[[], Stand], accounts: int) -> None:
+async def test_slow_uploads_keep_no_other_account_out(stands, accounts):
     code, ends = stands().code, asyncio.Event()
     slow = []
     for n in range(20):
@@ -132,7 +128,7 @@ async def test_slow_uploads_keep_no_other_account_out(stands: Callable[[], Stand
     assert all(isinstance(one, InvalidRequestError) for one in await asyncio.gather(*slow, return_exceptions=True))
 
 
-async def test_an_upload_ends_that_is_too_slow(stands: Callable[[], Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_ends_that_is_too_slow(stands, monkeypatch):
     monkeypatch.setattr(code_archives, "_GRACE_S", 0.1)
     monkeypatch.setattr(code_archives, "_OF_ACCOUNT", 1)
     code, ends = stands().code, asyncio.Event()
@@ -151,7 +147,7 @@ async def test_an_upload_ends_that_is_too_slow(stands: Callable[[], Stand], monk
     assert not code._uploads
 
 
-async def test_a_namespace_has_half_of_the_room(stands: Callable[[], Stand]) -> None:
+async def test_a_namespace_has_half_of_the_room(stands):
     stand = stands()
     first, second = (bytes([number]) * 300_000 for number in range(2))
     await stand.code.put(upload(named(first), first), "red")
@@ -161,7 +157,7 @@ async def test_a_namespace_has_half_of_the_room(stands: Callable[[], Stand]) -> 
     assert await stand.code.find(named(second), "blue") and not await stand.code.find(named(second), "red")
 
 
-async def test_what_no_job_needs_goes(stands: Callable[[], Stand]) -> None:
+async def test_what_no_job_needs_goes(stands):
     stand = stands()
     archives = [named(name) for name in (b"idle", b"ended", b"needed")]
     for archive, data in zip(archives, (b"idle", b"ended", b"needed"), strict=True):
@@ -175,7 +171,7 @@ async def test_what_no_job_needs_goes(stands: Callable[[], Stand]) -> None:
     assert await stand.code.piece("job-needed", 0) == b"needed"
 
 
-async def test_the_total_is_bounded(stands: Callable[[], Stand]) -> None:
+async def test_the_total_is_bounded(stands):
     stand = stands()
     old, needed, new = (bytes([number]) * 400_000 for number in range(3))
     await stand.code.put(upload(named(old), old))

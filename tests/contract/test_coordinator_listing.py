@@ -1,12 +1,8 @@
 """Lists over every database: pages, beginnings of ids, and what is left out of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
@@ -14,26 +10,26 @@ from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store import listing
 from bagua.daemon.coordinator.store.listing import page
 from bagua.daemon.coordinator.store.store import Store
-from bagua.proto import common_pb2, job_pb2
+from bagua.proto import common_pb2
 
 LARGE = common_pb2.JobSpec(name="large", entry="t.py", args=["x" * 300_000], nnodes=2, nproc_per_node=3, is_module=True)
 
 
 @pytest.fixture
-def store(open_database: Callable[[], sa.Engine]) -> Store:
+def store(open_database):
     return Store(open_database())
 
 
-def submit(store: Store, job_id: str, created_at: float = 1.0) -> None:
+def submit(store, job_id, created_at=1.0):
     with store.transaction() as tx:
         assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None, "me")
 
 
-def jobs(store: Store, states: Sequence[JobState], limit: int, token: str) -> tuple[list[job_pb2.Job], str]:
+def jobs(store, states, limit, token):
     return store.look(lambda tx: listing.jobs(tx, states, limit, token))
 
 
-def ids(store: Store, limit: int, *states: JobState) -> list[list[str]]:
+def ids(store, limit, *states):
     """Page by page."""
     found = []
     token = ""
@@ -44,7 +40,7 @@ def ids(store: Store, limit: int, *states: JobState) -> list[list[str]]:
             return found
 
 
-def test_pages_hold_every_job_once_the_newest_first(store: Store):
+def test_pages_hold_every_job_once_the_newest_first(store):
     for number, created_at in enumerate([5.0, 1.1, 1.1, 1.1, 0.3, 7.0]):
         submit(store, f"job-{number}", created_at)
     assert ids(store, 2) == [["job-5", "job-0"], ["job-3", "job-2"], ["job-1", "job-4"]]
@@ -59,7 +55,7 @@ def test_pages_hold_every_job_once_the_newest_first(store: Store):
     assert [job.job_id for job in jobs(store, [], 2, token)[0]] == ["job-3", "job-2"]
 
 
-def test_a_list_has_no_arguments(store: Store):
+def test_a_list_has_no_arguments(store):
     submit(store, "job-1")
     (found,), _ = jobs(store, [], 10, "")
     expected = common_pb2.JobSpec()
@@ -72,16 +68,16 @@ def test_a_list_has_no_arguments(store: Store):
 
 
 @pytest.mark.parametrize("token", ["nonsense", "0x1p+9999999:x", ":", "zz:job-1"])
-def test_a_token_that_nobody_gave_is_refused(store: Store, token: str):
+def test_a_token_that_nobody_gave_is_refused(store, token):
     with pytest.raises(InvalidRequestError, match="page_token"):
         jobs(store, [], 2, token)
 
 
-def test_a_job_is_found_by_the_beginning_of_its_id(store: Store):
+def test_a_job_is_found_by_the_beginning_of_its_id(store):
     for job_id in ("job-aa1", "job-aa2", "job-b", "job-bb", "job-A", *(f"job-c{number}" for number in range(9))):
         submit(store, job_id)
 
-    def find(prefix: str) -> str:
+    def find(prefix):
         return store.look(lambda tx: listing.find(tx, prefix))
 
     assert find("job-aa1") == "job-aa1"

@@ -1,9 +1,6 @@
 """How the store asks PostgreSQL: few answers are waited for, and nothing is lost by that."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,34 +12,34 @@ from bagua.daemon.coordinator.rules.domain import Change, Event, HostRecord, Job
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.batch import Batch
 from bagua.daemon.coordinator.store.database import open_engine
-from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
 WAIT_S = 60.0
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[Store]:
+def store(postgres_url):
     made = Store(open_engine(postgres_url))
     yield made
     made.close()
 
 
-def job(job_id: str) -> JobRecord:
+def job(job_id):
     wire = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1)
     return JobRecord(job_id, checked_spec(wire), 1.0, master_port=20_001, job_key=b"key")
 
 
-def node(name: str, owner: str) -> NodeRecord:
+def node(name, owner):
     return NodeRecord(name, f"host-{name}", "127.0.0.1", 2, "1.0", "boot", 100.0, owner)
 
 
 @pytest.fixture
-def lose_connections(postgres_url: str) -> Callable[[], None]:
+def lose_connections(postgres_url):
     """The server ends all connections to the database, as at its restart."""
     ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
-    def lose() -> None:
+    def lose():
         url = sa.make_url(postgres_url).set(drivername="postgresql+psycopg")
         plain = sa.create_engine(url, isolation_level="AUTOCOMMIT")
         with plain.connect() as connection:
@@ -53,20 +50,20 @@ def lose_connections(postgres_url: str) -> Callable[[], None]:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def answers(monkeypatch):
     """Grows with each answer that a transaction waits for."""
     pipeline = pytest.importorskip("psycopg").Pipeline
-    found: list[str] = []
+    found = []
     for name in ("sync", "__exit__"):
         whole = getattr(pipeline, name)
         monkeypatch.setattr(pipeline, name, lambda *given, name=name, whole=whole: found.append(name) or whole(*given))
     return found
 
 
-def test_a_round_waits_for_few_answers(store: Store, answers: list[str]):
-    def waits(**more: object) -> int:
+def test_a_round_waits_for_few_answers(store, answers):
+    def waits(**more):
         del answers[:]
-        assert not Batch("me", 1.0, 1.0, lives=lambda owner: False, **more).write(store).failed  # type: ignore[arg-type]
+        assert not Batch("me", 1.0, 1.0, lives=lambda owner: False, **more).write(store).failed
         return len(answers)
 
     names = [f"job-{number}" for number in range(20)]
@@ -92,7 +89,7 @@ def test_a_round_waits_for_few_answers(store: Store, answers: list[str]):
         assert len(tx.nodes()) == 20
 
 
-def test_few_jobs_are_found_without_reading_all(store: Store):
+def test_few_jobs_are_found_without_reading_all(store):
     """Also on a connection that has asked the same since there was none: its plan would still be one of that time."""
     names = [f"job-{number:04}" for number in range(2000)]
     for _ in range(20):
@@ -107,7 +104,7 @@ def test_few_jobs_are_found_without_reading_all(store: Store):
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
-def test_a_transaction_leaves_nothing_in_its_session(postgres_url: str, scheme: str):
+def test_a_transaction_leaves_nothing_in_its_session(postgres_url, scheme):
     """A pooler gives the next transaction another session, and this one to somebody else."""
     left = {
         "prepared": "SELECT count(*) FROM pg_prepared_statements",
@@ -116,7 +113,7 @@ def test_a_transaction_leaves_nothing_in_its_session(postgres_url: str, scheme: 
     }
     store = Store(open_engine(postgres_url.replace("postgresql", scheme, 1)))
 
-    def found() -> dict[str, int]:
+    def found():
         with store.transaction() as tx:
             return {name: tx._db.exec_driver_sql(query).scalar_one() for name, query in left.items()}
 
@@ -132,7 +129,7 @@ def test_a_transaction_leaves_nothing_in_its_session(postgres_url: str, scheme: 
 
 
 @pytest.mark.parametrize("also", [True, False], ids=["before another answer", "at the commit"])
-def test_an_error_of_which_nobody_waits_undoes_the_transaction(store: Store, also: bool):
+def test_an_error_of_which_nobody_waits_undoes_the_transaction(store, also):
     with store.transaction() as tx:
         tx.create_job(job("job-1"), None, "me")
     with pytest.raises(sa.exc.IntegrityError, match="pk_jobs"), store.transaction() as tx:
@@ -145,7 +142,7 @@ def test_an_error_of_which_nobody_waits_undoes_the_transaction(store: Store, als
         assert clocks(tx) == {} and list(tx.live()) == ["job-1"]
 
 
-def test_an_exception_of_ours_undoes_it_too(store: Store):
+def test_an_exception_of_ours_undoes_it_too(store):
     with pytest.raises(ZeroDivisionError), store.transaction() as tx:
         tx.beat("me", 1.0)
         raise ZeroDivisionError
@@ -153,7 +150,7 @@ def test_an_exception_of_ours_undoes_it_too(store: Store):
         assert clocks(tx) == {}
 
 
-def test_a_server_that_was_started_again_is_no_error(store: Store, lose_connections: Callable[[], None]):
+def test_a_server_that_was_started_again_is_no_error(store, lose_connections):
     for _ in range(2):
         with store.transaction() as tx:
             tx.beat("me", 1.0)
@@ -162,7 +159,7 @@ def test_a_server_that_was_started_again_is_no_error(store: Store, lose_connecti
         assert clocks(tx) == {"me": 1.0}
 
 
-def test_a_server_that_goes_away_in_a_transaction(store: Store, lose_connections: Callable[[], None]):
+def test_a_server_that_goes_away_in_a_transaction(store, lose_connections):
     with pytest.raises(UnavailableError, match="does not answer"), store.transaction() as tx:
         tx.beat("me", 1.0)
         assert clocks(tx) == {"me": 1.0}
@@ -172,14 +169,14 @@ def test_a_server_that_goes_away_in_a_transaction(store: Store, lose_connections
         assert clocks(tx) == {}
 
 
-def test_transactions_that_lock_each_other_are_done_again(store: Store):
+def test_transactions_that_lock_each_other_are_done_again(store):
     with store.transaction() as tx:
         tx.put_nodes([node("a", "me"), node("b", "me")])
     both = threading.Barrier(2)
-    tries: list[str] = []
+    tries = []
 
-    def locks(first: str, second: str) -> Callable[[Transaction], None]:
-        def work(tx: Transaction) -> None:
+    def locks(first, second):
+        def work(tx):
             tries.append(first)
             tx.lock_nodes([first])
             if tries.count(first) == 1:

@@ -1,12 +1,8 @@
 """The schema of a coordinator's database: migrations, and databases that can't be used."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -20,7 +16,7 @@ from bagua.daemon.coordinator.store.migrations.upgrade import config, upgrade
 from bagua.daemon.coordinator.store.store import Store
 
 
-def test_the_migrations_make_what_the_code_expects(database_url: str):
+def test_the_migrations_make_what_the_code_expects(database_url):
     engine = sa.create_engine(database_url)
     try:
         with engine.begin() as connection:
@@ -37,7 +33,7 @@ def test_the_migrations_make_what_the_code_expects(database_url: str):
     Store(open_engine(database_url)).close()
 
 
-def test_an_empty_database_gets_the_newest_schema(open_database: Callable[[], sa.Engine]):
+def test_an_empty_database_gets_the_newest_schema(open_database):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
@@ -58,7 +54,7 @@ def test_the_models_are_those_of_the_last_revision():
     assert hashlib.sha256(repr(columns).encode()).hexdigest()[:12] == "121d22e2da5e"
 
 
-def test_a_database_of_the_first_revision_gets_what_later_ones_add(database_url: str):
+def test_a_database_of_the_first_revision_gets_what_later_ones_add(database_url):
     engine = sa.create_engine(database_url)
     with engine.begin() as connection:
         upgrade(connection, "1001")
@@ -69,7 +65,7 @@ def test_a_database_of_the_first_revision_gets_what_later_ones_add(database_url:
     test_the_migrations_make_what_the_code_expects(database_url)
 
 
-def test_the_known_revisions_are_those_of_the_files(open_database: Callable[[], sa.Engine]):
+def test_the_known_revisions_are_those_of_the_files(open_database):
     from alembic.script import ScriptDirectory
 
     with open_database().connect() as connection:
@@ -78,7 +74,7 @@ def test_the_known_revisions_are_those_of_the_files(open_database: Callable[[], 
     assert scripts.get_heads() == [HEAD]
 
 
-def test_a_newer_schema_is_refused_with_words(database_url: str):
+def test_a_newer_schema_is_refused_with_words(database_url):
     engine = open_engine(database_url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
@@ -87,7 +83,7 @@ def test_a_newer_schema_is_refused_with_words(database_url: str):
         open_engine(database_url)
 
 
-def test_a_database_of_another_program_is_left_alone(database_url: str, tmp_path: Path):
+def test_a_database_of_another_program_is_left_alone(database_url, tmp_path):
     open_engine(sqlite_url(tmp_path / "ours.db")).dispose()
     back_up(sqlite_url(tmp_path / "ours.db"), tmp_path / "backup.db")
     engine = connect_engine(database_url)
@@ -102,10 +98,10 @@ def test_a_database_of_another_program_is_left_alone(database_url: str, tmp_path
     engine.dispose()
 
 
-def test_coordinators_that_start_at_once_make_the_schema_once(database_url: str):
+def test_coordinators_that_start_at_once_make_the_schema_once(database_url):
     together = threading.Barrier(8)
 
-    def start(_: int) -> sa.Engine:
+    def start(_):
         together.wait()
         return open_engine(database_url)
 
@@ -124,7 +120,7 @@ def test_coordinators_that_start_at_once_make_the_schema_once(database_url: str)
         ("sqlite:////dev/null/x.db", "/dev/null/x.db can't be used: Not a directory"),
     ],
 )
-def test_a_database_that_can_not_be_used_is_named(url: str, words: str):
+def test_a_database_that_can_not_be_used_is_named(url, words):
     with pytest.raises((ConfigError, UnavailableError), match=words) as caught:
         open_engine(url)
     assert isinstance(caught.value, UnavailableError) == ("does not answer" in words), "systemd tries that again"

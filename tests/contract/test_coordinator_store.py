@@ -1,11 +1,7 @@
 """The coordinator's store: one suite for every database."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,54 +22,53 @@ from bagua.daemon.coordinator.rules.domain import (
     Phase,
     RankRecord,
     RankState,
-    Stored,
     reshaped,
 )
 from bagua.daemon.coordinator.rules.observe import observe
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
-from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1)
 
 
 @pytest.fixture
-def store(open_database: Callable[[], sa.Engine]) -> Store:
+def store(open_database):
     return Store(open_database())
 
 
-def job(job_id: str = "job-1", created_at: float = 100.25, nnodes: int = 2) -> JobRecord:
+def job(job_id="job-1", created_at=100.25, nnodes=2):
     spec = checked_spec(common_pb2.JobSpec(name="näme", entry="t.py", nnodes=nnodes, nproc_per_node=2))
     return JobRecord(
         job_id, spec, created_at, reason="submitted", submitted_clock=7.5, master_port=20_001, job_key=b"\0key\xff"
     )
 
 
-def node(name: str, slots: int = 2, boot_id: str = "boot", owner: str | None = "me") -> NodeRecord:
+def node(name, slots=2, boot_id="boot", owner="me"):
     return NodeRecord(name, f"host-{name}", "127.0.0.1", slots, "1.0", boot_id, 100.0, owner)
 
 
-def view(record: NodeRecord) -> NodeView:
+def view(record):
     return NodeView(record.node_id, record.hostname, record.address, record.boot_id, record.slots, 0, True, 0.0)
 
 
-def stored(tx: Transaction, job_id: str = "job-1") -> Stored:
+def stored(tx, job_id="job-1"):
     return tx.stored([job_id])[0]
 
 
-def change(old: Stored, events: tuple[Event, ...] = (), **more: Any) -> Change:
+def change(old, events=(), **more):
     return Change(old, replace(old.job, **more), events, old.owner)
 
 
-def placement(old: Stored, nodes: Sequence[NodeRecord]) -> Change:
+def placement(old, nodes):
     """The job on these nodes."""
     decision = decide(old.job, {record.node_id: view(record) for record in nodes}, 101.0, OPTIONS)
     new, events = apply(old.job, decision, 101.0, 1e9)
     return Change(old, new, events, old.owner)
 
 
-def placed(store: Store, job_id: str = "job-1") -> JobRecord:
+def placed(store, job_id="job-1"):
     """The job on nodes a and b."""
     with store.transaction() as tx:
         for name in ("a", "b"):
@@ -88,7 +83,7 @@ def placed(store: Store, job_id: str = "job-1") -> JobRecord:
 # ---- jobs
 
 
-def test_a_job_comes_back_as_it_was_written(store: Store):
+def test_a_job_comes_back_as_it_was_written(store):
     with store.transaction() as tx:
         assert tx.create_job(job(), "key", "me")
     with store.transaction() as tx:
@@ -97,19 +92,19 @@ def test_a_job_comes_back_as_it_was_written(store: Store):
         assert tx.job("job-2") is None and tx.job_by_key("other") is None
 
 
-def test_a_placed_job_comes_back_with_hosts_and_ranks(store: Store):
+def test_a_placed_job_comes_back_with_hosts_and_ranks(store):
     new = placed(store)
     assert new.state is JobState.STARTING and [rank.node_id for rank in new.ranks] == ["a", "a", "b", "b"]
     with store.read() as tx:
         assert tx.job("job-1") == new
 
 
-def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
+def test_every_field_of_hosts_and_ranks_is_kept(store):
     old = placed(store)
     rank = RankRecord(
         1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25, True, member=7, left=True
     )
-    more: dict[str, Any] = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken"}
+    more = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken"}
     more |= {"waiting": "waits for b", "suspended": "lost", "suspended_clock": 102.75, "lost_hosts": ("b", "c")}
     more["accused"] = ("c",)
     more["withdrawn"] = True
@@ -138,7 +133,7 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
         assert tx.job("job-1") == step.job and stored(tx) == step.stored
 
 
-def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
+def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store):
     old = placed(store)
     ranks = tuple(replace(rank, state=RankState.RUNNING, member=rank.rank) for rank in old.ranks)
     a = replace(old.hosts[0], phase=Phase.STARTED, nranks=1, ranks=ranks[:1])
@@ -158,7 +153,7 @@ def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store: Store, count: int):
+def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store, count):
     names = [f"job-{number}" for number in range(count)]
     with store.transaction() as tx:
         for name in names:
@@ -175,7 +170,7 @@ def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store
         assert stored(tx, names[0]) == late[0].stored
 
 
-def test_an_idempotency_key_is_taken_once(store: Store):
+def test_an_idempotency_key_is_taken_once(store):
     with store.transaction() as tx:
         assert tx.create_job(job("job-1"), "key", "me")
         assert not tx.create_job(job("job-2"), "key", "me")
@@ -183,7 +178,7 @@ def test_an_idempotency_key_is_taken_once(store: Store):
         assert tx.job("job-2") is None
 
 
-def test_jobs_are_counted_by_state(store: Store):
+def test_jobs_are_counted_by_state(store):
     with store.transaction() as tx:
         for number in range(5):
             tx.create_job(job(f"job-{number}", created_at=float(number)), None, "me")
@@ -192,7 +187,7 @@ def test_jobs_are_counted_by_state(store: Store):
         assert tx.job_counts() == {JobState.PENDING: 4, JobState.FAILED: 1}
 
 
-def test_events_are_numbered_within_their_job(store: Store):
+def test_events_are_numbered_within_their_job(store):
     with store.transaction() as tx:
         tx.create_job(job("job-1"), None, "me", [Event("a", "x", 0, 1.0)])
         tx.create_job(job("job-2"), None, "me", [Event("a", "x", 0, 1.0), Event("b", "y", 0, 2.0)])
@@ -203,7 +198,7 @@ def test_events_are_numbered_within_their_job(store: Store):
         assert [event.seq for event in tx.events("job-2", 0, 10)] == [1, 2, 3]
 
 
-def test_a_stale_change_is_dropped_and_takes_no_other_along(store: Store):
+def test_a_stale_change_is_dropped_and_takes_no_other_along(store):
     with store.transaction() as tx:
         for name in ("job-1", "job-2"):
             tx.create_job(job(name), None, "me")
@@ -217,7 +212,7 @@ def test_a_stale_change_is_dropped_and_takes_no_other_along(store: Store):
         assert tx.events("job-1", 0, 10) == []
 
 
-def test_an_exception_rolls_everything_back(store: Store):
+def test_an_exception_rolls_everything_back(store):
     with pytest.raises(RuntimeError), store.transaction() as tx:
         tx.create_job(job(), None, "me")
         raise RuntimeError
@@ -225,7 +220,7 @@ def test_an_exception_rolls_everything_back(store: Store):
         assert tx.job("job-1") is None
 
 
-def test_a_big_job_is_written_and_read(store: Store):
+def test_a_big_job_is_written_and_read(store):
     records = [node(f"n{number:02}", 100) for number in range(20)]
     with store.transaction() as tx:
         for record in records:
@@ -239,7 +234,7 @@ def test_a_big_job_is_written_and_read(store: Store):
         assert set(tx.used_slots().values()) == {100}
 
 
-def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database: Callable[[], sa.Engine]):
+def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database):
     """However many hosts and ranks the job has, and however many jobs wait."""
     engine = open_database()
     store = Store(engine)
@@ -252,9 +247,9 @@ def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database: Callable[[], 
         )
         step = placement(stored(tx), records)
         tx.save([step])
-    written: list[int] = []
+    written = []
 
-    def count(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+    def count(conn, cursor, statement, parameters, context, executemany):
         if not statement.startswith(("BEGIN", "COMMIT", "SELECT")):
             written.append(len(parameters) if executemany else 1)
 
@@ -268,7 +263,7 @@ def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database: Callable[[], 
         assert tx.job("job-1") == new
 
 
-def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store: Store):
+def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store):
     with store.transaction() as tx:
         for number in range(6):
             tx.create_job(job(f"job-{number}"), None, "me", [Event("a", "x", 0, 1.0)])
@@ -286,7 +281,7 @@ def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store: S
 # ---- coordinators
 
 
-def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store: Store):
+def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store):
     row = {"who": "ann", "role": "admin", "namespace": "n", "target": "t", "outcome": "OK", "detail": "", "peer": "p"}
     for first, count in ((0, 1), (1, 3), (4, 1)):
         with store.transaction() as tx:
@@ -295,7 +290,7 @@ def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store: Sto
         assert [entry.method for entry in tx.audit(10)] == ["4", "3", "2", "1", "0"]
 
 
-def test_the_beat_of_a_coordinator_is_seen(store: Store):
+def test_the_beat_of_a_coordinator_is_seen(store):
     with store.transaction() as tx:
         tx.beat("x", 1.5)
         tx.beat("y", 2.5)
@@ -303,7 +298,7 @@ def test_the_beat_of_a_coordinator_is_seen(store: Store):
         assert clocks(tx) == {"x": 3.5, "y": 2.5}
 
 
-def test_jobs_are_given_back_at_a_stop(store: Store):
+def test_jobs_are_given_back_at_a_stop(store):
     with store.transaction() as tx:
         tx.create_job(job("job-1"), None, "x")
         tx.create_job(job("job-2"), None, "y")
@@ -318,7 +313,7 @@ def test_jobs_are_given_back_at_a_stop(store: Store):
 # ---- nodes
 
 
-def test_nodes_are_kept_and_replaced(store: Store):
+def test_nodes_are_kept_and_replaced(store):
     with store.transaction() as tx:
         tx.put_nodes([node("a")])
         tx.put_nodes([node("a", slots=8, boot_id="other")])
@@ -327,7 +322,7 @@ def test_nodes_are_kept_and_replaced(store: Store):
         assert [record.node_id for record in tx.nodes()] == ["a"]
 
 
-def test_a_session_that_ended_does_not_end_one_with_another_coordinator(store: Store):
+def test_a_session_that_ended_does_not_end_one_with_another_coordinator(store):
     with store.transaction() as tx:
         tx.put_nodes([node("mine")])
         tx.put_nodes([node("theirs", owner="they")])
@@ -340,10 +335,10 @@ def test_a_session_that_ended_does_not_end_one_with_another_coordinator(store: S
         assert len(tx.disconnect_all("me")) == 1
 
 
-def test_slots_are_taken_until_the_node_says_stopped_or_its_daemon_is_another(store: Store):
+def test_slots_are_taken_until_the_node_says_stopped_or_its_daemon_is_another(store):
     first = placed(store)
 
-    def used() -> dict[str, int]:
+    def used():
         with store.read() as tx:
             return tx.used_slots()
 
@@ -358,7 +353,7 @@ def test_slots_are_taken_until_the_node_says_stopped_or_its_daemon_is_another(st
     assert used() == {}
 
 
-def test_a_placement_that_does_not_fit_beside_others_is_stale(store: Store):
+def test_a_placement_that_does_not_fit_beside_others_is_stale(store):
     with store.transaction() as tx:
         for name in ("a", "b"):
             tx.put_nodes([node(name)])
@@ -372,7 +367,7 @@ def test_a_placement_that_does_not_fit_beside_others_is_stale(store: Store):
         assert tx.used_slots() == {"a": 2, "b": 2}
 
 
-def test_slots_that_a_change_gives_back_it_may_take(store: Store):
+def test_slots_that_a_change_gives_back_it_may_take(store):
     """The last word of a lost part and the newcomers in its place are one change of the job."""
     started = placed(store)
     with store.transaction() as tx:
@@ -389,7 +384,7 @@ def test_slots_that_a_change_gives_back_it_may_take(store: Store):
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["and ends", "and has been changed meanwhile"])
-def test_slots_that_a_job_gives_back_another_takes_in_the_same_round(store: Store, ends: bool):
+def test_slots_that_a_job_gives_back_another_takes_in_the_same_round(store, ends):
     """However the changes are ordered; and they stay taken if the end of the first is not written."""
     first = placed(store)
     with store.transaction() as tx:
@@ -412,7 +407,7 @@ def test_slots_that_a_job_gives_back_another_takes_in_the_same_round(store: Stor
 # ---- use cases
 
 
-async def test_a_node_drains_until_somebody_says_otherwise(open_database: Callable[[], sa.Engine]):
+async def test_a_node_drains_until_somebody_says_otherwise(open_database):
     """Also when its daemon connects again, or is started again, and when the coordinator is."""
     engine = open_database()
     for _ in range(2):
@@ -438,7 +433,7 @@ async def test_a_node_drains_until_somebody_says_otherwise(open_database: Callab
         assert not desk.board.views["a"].draining
 
 
-async def test_a_drain_that_another_coordinator_was_asked_for(open_database: Callable[[], sa.Engine]):
+async def test_a_drain_that_another_coordinator_was_asked_for(open_database):
     time = Time()
     desks = [Desk(open_database(), name, time=time, shared=True) for name in ("one", "two")]
     async with at_work(desks[0]), at_work(desks[1]):
@@ -450,7 +445,7 @@ async def test_a_drain_that_another_coordinator_was_asked_for(open_database: Cal
         await desks[0].until(lambda: not desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
 
 
-async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine]):
+async def test_a_job_through_the_service(open_database):
     async with at_work(Desk(open_database())) as desk:
         sessions = {name: await desk.connect(name) for name in ("a", "b")}
         submitted = await desk.service.submit(job().spec, "key")
@@ -476,13 +471,13 @@ async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine])
             await desk.service.cancel("job-unknown", "")
 
 
-async def test_the_same_key_from_several_callers_makes_one_job(open_database: Callable[[], sa.Engine]):
+async def test_the_same_key_from_several_callers_makes_one_job(open_database):
     async with at_work(Desk(open_database())) as desk:
         found = await asyncio.gather(*(desk.service.submit(job().spec, "key") for _ in range(8)))
         assert len({record.job_id for record in found}) == 1
 
 
-async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], sa.Engine]):
+async def test_two_coordinators_do_not_both_decide(open_database):
     """A job belongs to the one that took it in, until that one's beat stands still for a lease by the other's clock."""
     one = Desk(open_database(), "one", shared=True)
     two = Desk(open_database(), "two", shared=True)
@@ -498,7 +493,7 @@ async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], s
             assert two.counters["decisions", ""] == 0
             assert two.board.jobs[job_id].owner == "one"
             # One is killed: it gives nothing back.
-            one.reconciler.stop = no_stop  # type: ignore[method-assign]
+            one.reconciler.stop = no_stop
         for _ in range(45):  # a question to the database lasts no longer than RESYNC_S: nobody seems to be cut off
             two.pass_time(0.4)
             await two.connect("c", slots=0)
@@ -508,9 +503,7 @@ async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], s
         assert two.board.jobs[job_id].job.generation == 1
 
 
-async def test_a_coordinator_that_stood_still_blames_no_node_when_its_clock_catches_up(
-    open_database: Callable[[], sa.Engine],
-):
+async def test_a_coordinator_that_stood_still_blames_no_node_when_its_clock_catches_up(open_database):
     one, two = (Desk(open_database(), owner, shared=True) for owner in ("one", "two"))
     async with at_work(one), at_work(two):
         session = await one.connect("a")
@@ -523,7 +516,7 @@ async def test_a_coordinator_that_stood_still_blames_no_node_when_its_clock_catc
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-async def test_a_newcomer_gives_nobody_up_before_its_time(open_database: Callable[[], sa.Engine], newcomer: bool):
+async def test_a_newcomer_gives_nobody_up_before_its_time(open_database, newcomer):
     """Daemons may know of no other coordinator than one that is dead, and count on its port. The same one, started
     again, is found there."""
     one = Desk(open_database(), "one", shared=True)
@@ -531,12 +524,12 @@ async def test_a_newcomer_gives_nobody_up_before_its_time(open_database: Callabl
         await one.connect("a")
         job_id = (await one.service.submit(job(nnodes=1).spec, "")).job_id
         await one.until(lambda: one.board.jobs[job_id].job.generation == 1)
-        one.reconciler.stop = no_stop  # type: ignore[method-assign]
+        one.reconciler.stop = no_stop
     two = Desk(open_database(), "two" if newcomer else "one", shared=True)
     gone_s, outage_s = two.options.gone_s(), two.options.outage_s
     assert 2 * gone_s < outage_s
 
-    async def passes(seconds: float) -> JobState:
+    async def passes(seconds):
         for _ in range(10):
             two.pass_time(seconds / 10)
             await two.connect("b", slots=0)  # what is written follows what is decided
@@ -550,21 +543,21 @@ async def test_a_newcomer_gives_nobody_up_before_its_time(open_database: Callabl
         assert await passes(gone_s) is JobState.FAILED
 
 
-async def test_who_is_a_newcomer(open_database: Callable[[], sa.Engine]):
+async def test_who_is_a_newcomer(open_database):
     """One that others can't know of, or have taken for dead."""
     found = Store(open_database(), shared=True)
 
-    owners: dict[Desk, str] = {}
+    owners = {}
 
-    async def arrived(desk: Desk) -> float:
+    async def arrived(desk):
         await desk.connect(f"node-of-{owners[desk]}", slots=0)
         with found.read() as tx:
             return {one.owner: one.arrived_clock for one in tx.coordinators()}[owners[desk]]
 
-    def desk(owner: str) -> Desk:
+    def desk(owner):
         made = Desk(open_database(), owner, shared=True)
         made.reconciler.lease.publish("10.0.0.2:7670" if owner == "two" else "10.0.0.1:7670", owner)
-        made.reconciler.stop = no_stop  # type: ignore[method-assign]
+        made.reconciler.stop = no_stop
         owners[made] = owner
         return made
 
@@ -606,11 +599,11 @@ async def test_who_is_a_newcomer(open_database: Callable[[], sa.Engine]):
     found.close()
 
 
-async def no_stop() -> None:
+async def no_stop():
     """A killed process says nothing."""
 
 
-async def test_coordinators_that_race_never_oversubscribe(open_database: Callable[[], sa.Engine]):
+async def test_coordinators_that_race_never_oversubscribe(open_database):
     """Twelve jobs of two slots for two nodes with two each: two fit, whoever asks."""
     desks = [Desk(open_database(), f"c{number}", shared=True) for number in range(3)]
     async with at_work(desks[0]), at_work(desks[1]), at_work(desks[2]):
@@ -629,7 +622,7 @@ async def test_coordinators_that_race_never_oversubscribe(open_database: Callabl
         assert {record.generation for record in found} == {0, 1}
 
 
-async def see(desks: Sequence[Desk], done: Callable[[], object]) -> None:
+async def see(desks, done):
     """Lets the coordinators look at the database until ``done()``. Time goes on when all of them have done so: on a
     busy machine none takes another one for dead."""
     async with asyncio.timeout(60):
@@ -641,7 +634,7 @@ async def see(desks: Sequence[Desk], done: Callable[[], object]) -> None:
                 await asyncio.sleep(0.005)
 
 
-async def test_a_node_id_in_use_with_another_coordinator_is_refused(open_database: Callable[[], sa.Engine]):
+async def test_a_node_id_in_use_with_another_coordinator_is_refused(open_database):
     one, two = (Desk(open_database(), owner, shared=True) for owner in ("one", "two"))
     async with at_work(one):
         async with at_work(two):
@@ -652,13 +645,13 @@ async def test_a_node_id_in_use_with_another_coordinator_is_refused(open_databas
             await see([one, two], lambda: one.board.views["a"].connected)
             with pytest.raises(ConflictError, match="in use by another daemon, on host-a"):
                 await one.connect("a", boot_id="other")
-            two.reconciler.stop = no_stop  # type: ignore[method-assign]
+            two.reconciler.stop = no_stop
         async with asyncio.timeout(60):
             while not await taken(one):
                 one.pass_time(1.0)
 
 
-async def taken(desk: Desk) -> bool:
+async def taken(desk):
     """True if the coordinator lets another daemon have the id."""
     try:
         await desk.connect("a", boot_id="other")

@@ -1,12 +1,9 @@
 """A database that is full, damaged, read-only or locked: words that name it, and life goes on once it is mended."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import stat
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +12,7 @@ from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rules.domain import JobRecord
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store.database_errors import Trouble, describe, failure_words
+from bagua.daemon.coordinator.store.database_errors import describe, failure_words
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -23,23 +20,23 @@ LARGE = checked_spec(common_pb2.JobSpec(entry="t.py", args=["x" * 100_000], nnod
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "bagua.db"
 
 
-def submit(engine: sa.Engine, job_id: str) -> JobRecord:
+def submit(engine, job_id):
     job = JobRecord(job_id, LARGE, 100.0, reason="submitted", job_key=b"k")
     with Store(engine).transaction() as tx:
         assert tx.create_job(job, None, "me")
     return job
 
 
-def find(engine: sa.Engine, job_id: str) -> JobRecord | None:
+def find(engine, job_id):
     with Store(engine).transaction() as tx:
         return tx.job(job_id)
 
 
-def execute(engine: sa.Engine, pragma: str) -> None:
+def execute(engine, pragma):
     """On the one connection of the pool."""
     connection = engine.raw_connection()
     try:
@@ -48,7 +45,7 @@ def execute(engine: sa.Engine, pragma: str) -> None:
         connection.close()
 
 
-def test_a_full_disk_is_named_and_passes(file: Path):
+def test_a_full_disk_is_named_and_passes(file):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
         first = submit(engine, "first")
@@ -63,7 +60,7 @@ def test_a_full_disk_is_named_and_passes(file: Path):
         assert submit(engine, "second") == find(engine, "second")
 
 
-def test_a_read_only_database_is_named_and_passes(file: Path):
+def test_a_read_only_database_is_named_and_passes(file):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
         execute(engine, "PRAGMA query_only=1")
@@ -73,7 +70,7 @@ def test_a_read_only_database_is_named_and_passes(file: Path):
         submit(engine, "job-2")
 
 
-def test_a_database_that_was_damaged_while_it_was_open(file: Path):
+def test_a_database_that_was_damaged_while_it_was_open(file):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)):
         submit(engine, "first")
@@ -90,7 +87,7 @@ def test_a_database_that_was_damaged_while_it_was_open(file: Path):
 
 
 @pytest.mark.parametrize("damage", ["header", "half", "text"])
-def test_a_damaged_database_is_refused_at_the_start(file: Path, damage: str):
+def test_a_damaged_database_is_refused_at_the_start(file, damage):
     open_engine(sqlite_url(file)).dispose()
     whole = file.read_bytes()
     file.write_bytes({"header": b"\0" * 100 + whole[100:], "half": whole[: len(whole) // 2], "text": b"no"}[damage])
@@ -98,12 +95,12 @@ def test_a_damaged_database_is_refused_at_the_start(file: Path, damage: str):
         open_engine(sqlite_url(file))
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path):
+def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"none/x\.db can't be used: No such file or directory"):
         open_engine(sqlite_url(tmp_path / "none" / "x.db"))
 
 
-def test_a_database_that_another_program_holds(file: Path):
+def test_a_database_that_another_program_holds(file):
     engine = open_engine(sqlite_url(file))
     other = sqlite3.connect(file, isolation_level=None)
     with closing(Store(engine)), closing(other):
@@ -115,14 +112,14 @@ def test_a_database_that_another_program_holds(file: Path):
         submit(engine, "job-4")
 
 
-def test_an_error_of_this_program_is_not_taken_for_trouble(file: Path):
+def test_an_error_of_this_program_is_not_taken_for_trouble(file):
     engine = open_engine(sqlite_url(file))
     with closing(Store(engine)) as store, pytest.raises(sa.exc.OperationalError), store.transaction() as tx:
         tx._db.execute(sa.text("SELECT * FROM nowhere"))
 
 
 @pytest.mark.parametrize("before", [None, 0o644, 0o666])
-def test_the_files_of_the_database_are_private(file: Path, before: int | None):
+def test_the_files_of_the_database_are_private(file, before):
     names = ("bagua.db", "bagua.db-wal", "bagua.db-shm")
     if before is not None:  # as an earlier version, or an umask, left them
         holder = open_engine(sqlite_url(file))
@@ -142,7 +139,7 @@ def test_words_for_postgresql():
     errors = pytest.importorskip("psycopg").errors
     url = sa.make_url("postgresql+psycopg://me:s3cret@db/bagua")
 
-    def trouble(cause: Exception) -> Trouble | None:
+    def trouble(cause):
         return describe(sa.exc.OperationalError("INSERT", {}, cause), url)
 
     for cause, may_pass, text in (

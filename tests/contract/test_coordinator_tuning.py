@@ -1,42 +1,38 @@
 """Trials of jobs that tune themselves, in every database."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator
 
 import pytest
-import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.use.tuning import Tuning
-from bagua.proto.common_pb2 import TuneDimension, TuneReply, TuneRequest, TuneStudy, TuneTrial
+from bagua.proto.common_pb2 import TuneDimension, TuneRequest, TuneStudy, TuneTrial
 
 SPACE = [TuneDimension(name="bucket_kib", choices=["256", "512", "1024"], ordered=True)]
 
 
 @pytest.fixture
-def tuning(open_database: Callable[[], sa.Engine]) -> Iterator[Tuning]:
+def tuning(open_database):
     worker = Worker(Store(open_database()))
     yield Tuning(worker, ServiceClock(1.0))
     worker.close()
 
 
-def request(job_id: str = "job-1", model: str = "m", network: str = "n", **fields: object) -> TuneRequest:
+def request(job_id="job-1", model="m", network="n", **fields):
     study = TuneStudy(model=model, network=network, model_text="a model", network_text="a wire", space=SPACE)
     return TuneRequest(job_id=job_id, rank=0, study=study, **fields)
 
 
-def trial(number: int, setting: dict[str, str], level: float, round: int = 0) -> TuneTrial:
+def trial(number, setting, level, round=0):
     return TuneTrial(number=number, setting=setting, ratio=level, level=level, state="not better", round=round)
 
 
-async def search(tuning: Tuning, job_id: str, round: int = 0) -> tuple[list[str], TuneReply]:
+async def search(tuning, job_id, round=0):
     """The candidates of one search, each of which is better the larger it is."""
-    seen: list[str] = []
+    seen = []
     reply = await tuning.answer(request(job_id, ask=True, round=round))
     while not reply.exhausted:
         seen.append(reply.candidate["bucket_kib"])
@@ -45,7 +41,7 @@ async def search(tuning: Tuning, job_id: str, round: int = 0) -> tuple[list[str]
     return seen, reply
 
 
-async def test_a_search_has_an_end_and_the_next_job_begins_with_what_it_found(tuning: Tuning) -> None:
+async def test_a_search_has_an_end_and_the_next_job_begins_with_what_it_found(tuning):
     seen, reply = await search(tuning, "job-1")
     assert sorted(seen) == ["1024", "256", "512"]
     assert not reply.has_best
@@ -61,12 +57,12 @@ async def test_a_search_has_an_end_and_the_next_job_begins_with_what_it_found(tu
     assert dict((await tuning.answer(request("job-4"))).best) == {"bucket_kib": "1024"}
 
 
-async def test_a_change_for_good_begins_anew(tuning: Tuning) -> None:
+async def test_a_change_for_good_begins_anew(tuning):
     assert len((await search(tuning, "job-1"))[0]) == 3
     assert len((await search(tuning, "job-1", round=1))[0]) == 3
 
 
-async def test_what_was_found_is_shown_and_forgotten(tuning: Tuning) -> None:
+async def test_what_was_found_is_shown_and_forgotten(tuning):
     await search(tuning, "job-1")
     await tuning.answer(request("job-2", network="another"))
     studies = await tuning.studies()
@@ -84,7 +80,7 @@ async def test_what_was_found_is_shown_and_forgotten(tuning: Tuning) -> None:
     assert await tuning.studies() == []
 
 
-async def test_ids_that_begin_alike(tuning: Tuning) -> None:
+async def test_ids_that_begin_alike(tuning):
     for number in range(17):  # two of them begin with the same digit
         await tuning.answer(request(network=str(number)))
     with pytest.raises(ConflictError, match="write more of it"):
@@ -93,7 +89,7 @@ async def test_ids_that_begin_alike(tuning: Tuning) -> None:
                 await tuning.study(digit)
 
 
-async def test_what_is_too_large_is_refused(tuning: Tuning) -> None:
+async def test_what_is_too_large_is_refused(tuning):
     for wrong in (
         request(model=""),
         request(line="x" * 3_000),

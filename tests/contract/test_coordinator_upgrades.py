@@ -1,7 +1,5 @@
 """Schemas of other versions: an older one of 1.x comes to the newest, one of a development version is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -31,14 +29,14 @@ def upgrade():
 """
 
 
-def give_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def give_next_version(monkeypatch, folder):
     """This version becomes one that has a migration more."""
     folder.mkdir()
     (folder / "v9000_next.py").write_text(NEXT.format(head=HEAD))
     config = running.config
     places = os.pathsep.join([f"{Path(migrations.__file__).parent / 'versions'}", str(folder)])
 
-    def with_next(connection: sa.Connection):
+    def with_next(connection):
         made = config(connection)
         made.set_main_option("version_locations", places)
         return made
@@ -49,7 +47,7 @@ def give_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setattr(module, "HEAD", "9000", raising=False)
 
 
-def with_a_job(url: str) -> None:
+def with_a_job(url):
     spec = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))
     store = Store(open_engine(url))
     with store.transaction() as tx:
@@ -58,7 +56,7 @@ def with_a_job(url: str) -> None:
     store.close()
 
 
-def extra(url: str) -> list[tuple[str, int]]:
+def extra(url):
     engine = open_engine(url)
     with engine.connect() as connection:
         found = [tuple(row) for row in connection.execute(sa.text("SELECT job_id, extra FROM jobs"))]
@@ -66,7 +64,7 @@ def extra(url: str) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_database_of_a_former_version_goes_on(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_database_of_a_former_version_goes_on(database_url, tmp_path, monkeypatch):
     """In place, and from a backup."""
     with_a_job(database_url)
     backup.back_up(database_url, tmp_path / "backup.db")
@@ -80,7 +78,7 @@ def test_a_database_of_a_former_version_goes_on(database_url: str, tmp_path: Pat
     assert extra(database_url) == [("job-1", 7)]
 
 
-def test_a_database_of_a_development_version_is_refused_with_words(database_url: str, tmp_path: Path):
+def test_a_database_of_a_development_version_is_refused_with_words(database_url, tmp_path):
     with_a_job(database_url)
     backup.back_up(database_url, tmp_path / "backup.db")
     for url in (database_url, f"sqlite:///{tmp_path / 'backup.db'}"):

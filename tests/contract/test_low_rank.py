@@ -1,17 +1,15 @@
 """Arithmetic with thin matrices: every implementation against float64, in odd shapes, and nothing written beyond."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bagua.csrc
-from bagua.algorithms.low_rank import LowRank, TorchLowRank
+from bagua.algorithms.low_rank import TorchLowRank
 from bagua.torch_api.step.low_rank import NativeLowRank, low_rank_for
 
-IMPLEMENTATIONS: list[LowRank] = [TorchLowRank(), NativeLowRank()]
+IMPLEMENTATIONS = [TorchLowRank(), NativeLowRank()]
 GUARD = 77.0
 EPSILON = 2.0**-24
 
@@ -23,37 +21,31 @@ quick = settings(max_examples=60, deadline=None)
 class Memory:
     """Tensors at odd addresses, each with a guard behind it."""
 
-    def __init__(self, seed: int, offset: int) -> None:
+    def __init__(self, seed, offset):
         self.generator = torch.Generator().manual_seed(seed)
         self.offset = offset
-        self.guards: list[torch.Tensor] = []
+        self.guards = []
 
-    def new(self, *shape: int) -> torch.Tensor:
+    def new(self, *shape):
         count = torch.Size(shape).numel()
         flat = torch.randn(self.offset + count + 1, generator=self.generator)
         flat[-1] = GUARD
         self.guards.append(flat[-1:])
         return flat[self.offset : self.offset + count].view(shape)
 
-    def untouched(self) -> bool:
+    def untouched(self):
         return all(guard.item() == GUARD for guard in self.guards)
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, terms: int, magnitudes: torch.Tensor) -> bool:
+def close(found, wanted, terms, magnitudes):
     """Whether ``found`` is ``wanted`` but for as many roundings as a sum of ``terms`` has."""
     return bool(((found.double() - wanted).abs() <= (terms + 4) * EPSILON * magnitudes).all())
 
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
 @quick
-@given(
-    rows=SIZES,
-    columns=SIZES,
-    rank=st.integers(1, 6),
-    offset=st.integers(0, 17),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_equals_float64(one: LowRank, rows: int, columns: int, rank: int, offset: int, seed: int) -> None:
+@given(rows=SIZES, columns=SIZES, rank=st.integers(1, 6), offset=st.integers(0, 17), seed=st.integers(0, 2**32 - 1))
+def test_equals_float64(one, rows, columns, rank, offset, seed):
     if rows * columns > 1 << 20:
         rows = 37
     made = Memory(seed, offset)
@@ -81,7 +73,7 @@ def test_equals_float64(one: LowRank, rows: int, columns: int, rank: int, offset
 
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
-def test_large_results_are_as_small_ones(one: LowRank) -> None:
+def test_large_results_are_as_small_ones(one):
     """Writes past the caches may begin at any address."""
     made = Memory(0, 3)
     left, right, result = made.new(2, 700), made.new(2, 701), made.new(700, 701)
@@ -91,7 +83,7 @@ def test_large_results_are_as_small_ones(one: LowRank) -> None:
 
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
-def test_what_is_not_finite_shows(one: LowRank) -> None:
+def test_what_is_not_finite_shows(one):
     made = Memory(1, 0)
     memory, gradient = made.new(20, 30), made.new(20, 30)
     gradient[3, 4] = torch.inf
@@ -100,13 +92,13 @@ def test_what_is_not_finite_shows(one: LowRank) -> None:
     assert projected.isfinite().logical_not().nonzero().tolist() == [[0, 3]]
 
 
-def test_other_dtypes_go_by_torch() -> None:
+def test_other_dtypes_go_by_torch():
     assert isinstance(low_rank_for(torch.zeros(1)), NativeLowRank)
     assert isinstance(low_rank_for(torch.zeros(1, dtype=torch.bfloat16)), TorchLowRank)
     assert isinstance(low_rank_for(torch.zeros(1, device="meta")), TorchLowRank)
 
 
-def test_bfloat16_is_rounded_once() -> None:
+def test_bfloat16_is_rounded_once():
     made = Memory(2, 0)
     memory, gradient = made.new(6, 9), made.new(6, 9).bfloat16()
     left, right = made.new(2, 6).bfloat16(), made.new(2, 9)
@@ -129,7 +121,7 @@ def test_bfloat16_is_rounded_once() -> None:
         ({"right": memoryview(bytearray(4 * 2 * 7 + 1))[1:]}, "right is not aligned"),
     ],
 )
-def test_bad_buffers_are_refused(change: dict[str, object], words: str) -> None:
+def test_bad_buffers_are_refused(change, words):
     given = {
         "memory": bytearray(4 * 5 * 7),
         "gradient": bytearray(4 * 5 * 7),

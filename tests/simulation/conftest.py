@@ -1,10 +1,7 @@
 """Makes ``simulated`` importable, and keeps its log lines off the screen."""
 
-from __future__ import annotations
-
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def silence() -> Iterator[None]:
+def silence():
     """Errors of the database are what these tests are made of."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

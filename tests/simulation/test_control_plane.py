@@ -3,14 +3,10 @@
 ``simulated/world.py`` says what is promised. A history that breaks it is named by its seed;
 ``BAGUA_SIMULATION_SEED=N`` plays that one alone."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,18 +21,17 @@ from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rules import membership
-from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob
+from bagua.daemon.coordinator.rules.domain import JobRecord
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.store.database import open_engine
-from bagua.daemon.coordinator.store.store import Store, Transaction
-from bagua.daemon.coordinator.streams.sessions import NodeSession
+from bagua.daemon.coordinator.store.store import Store
 
 ONE = os.environ.get("BAGUA_SIMULATION_SEED")
 PARTS = 10 if ONE is None else 1  # tests that share the random histories, for runs with several processes
 _COLLECT_EVERY = 100
 
 
-def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) -> str:
+def first_broken(seeds, make_life=Life):
     """The report of the first history that breaks a promise; empty if none does."""
     gc.disable()  # histories leave circles behind: they are looked for now and then
     gc.freeze()  # and not among what was there before
@@ -55,14 +50,14 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
     return ""
 
 
-def number_of_histories(config: pytest.Config) -> int:
+def number_of_histories(config):
     usual = 100_000 if config.getoption("--full") else 240
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_random_histories(part: int, request: pytest.FixtureRequest) -> None:
+def test_random_histories(part, request):
     if ONE is not None:
         play(drawn(int(ONE)))
         return
@@ -71,18 +66,18 @@ def test_random_histories(part: int, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("seed", [1261, 27923, 33252, 36872, 60544, 89424, 90084])
-def test_histories_that_broke_a_promise_once(seed: int) -> None:
+def test_histories_that_broke_a_promise_once(seed):
     play(drawn(seed))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(min_value=10**9))
-def test_histories_of_any_seed(seed: int) -> None:
+def test_histories_of_any_seed(seed):
     play(drawn(seed))
 
 
 @pytest.mark.parametrize("trouble", ["fail", "lose", "slow", "cancel"])
-def test_trouble_at_each_question_to_the_database(trouble: str) -> None:
+def test_trouble_at_each_question_to_the_database(trouble):
     """One course of events, as often as it asks the database; each time another question meets the trouble."""
     asked = play(fixed({}))
     assert asked > 20
@@ -94,7 +89,7 @@ def test_trouble_at_each_question_to_the_database(trouble: str) -> None:
 
 
 @pytest.mark.parametrize("away", ["database", "coordinator"])
-def test_minutes_without_it(away: str) -> None:
+def test_minutes_without_it(away):
     """Training goes on, and changes wait until it is back."""
     play(outage(away, 600.0))
 
@@ -102,24 +97,24 @@ def test_minutes_without_it(away: str) -> None:
 class FaultyIntake(Intake):
     """Taking in every third fact raises, as a fault of the coordinator would."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self._facts = 0
 
-    def fact(self, session: NodeSession, job: LocalJob) -> None:
+    def fact(self, session, job):
         self._facts += 1
         if self._facts % 3 == 0:
-            job = replace(job, ranks=tuple(replace(rank, state=None) for rank in job.ranks))  # type: ignore[arg-type]
+            job = replace(job, ranks=tuple(replace(rank, state=None) for rank in job.ranks))
         super().fact(session, job)
 
 
-def test_promises_hold_where_the_coordinator_has_faults() -> None:
+def test_promises_hold_where_the_coordinator_has_faults():
     """Slots come back, every wait ends, and no job is over while it is computed."""
     found = first_broken(range(150), with_parts(make_intake=FaultyIntake))
     assert not found, found
 
 
-def test_the_same_over_sqlite() -> None:
+def test_the_same_over_sqlite():
     """The store in memory is no better than a real one."""
 
     for seed in range(20):
@@ -129,12 +124,12 @@ def test_the_same_over_sqlite() -> None:
 class WatchedStore(Store):
     """SQLite, without a file."""
 
-    def __init__(self, on_commit: Callable[[], None]) -> None:
+    def __init__(self, on_commit):
         super().__init__(open_engine("sqlite://"))
         self._on_commit = on_commit
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self):
         with super().transaction() as tx:
             yield tx
         self._on_commit()
@@ -146,12 +141,12 @@ class WatchedStore(Store):
 class ForgetfulInbox(Inbox):
     """B5(a): what could not be written is tried once."""
 
-    def put_back(self, taken: Inbox) -> None:
+    def put_back(self, taken):
         self.room |= taken.room
 
 
 class ForgetfulIntake(Intake):
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self.inbox = ForgetfulInbox()
 
@@ -159,38 +154,38 @@ class ForgetfulIntake(Intake):
 class GhostlyServicer(NodeServicer):
     """B5(b): a stream that is cancelled while its introduction is written leaves its session behind."""
 
-    async def Session(self, request_iterator: Any, context: Any) -> None:
+    async def Session(self, request_iterator, context):
         introduce, gone = self.intake.introduce, self.intake.node_gone
-        taken: set[int] = set()
+        taken = set()
 
         class Careless:
-            async def introduce(self, session: Any, node: Any, jobs: Any) -> bool:
+            async def introduce(self, session, node, jobs):
                 result = await introduce(session, node, jobs)
                 taken.add(id(session))
                 return result
 
-            def node_gone(self, session: Any) -> None:
+            def node_gone(self, session):
                 if id(session) in taken:
                     gone(session)
 
-            def fact(self, session: Any, job: Any) -> None:
+            def fact(self, session, job):
                 real.fact(session, job)
 
         real = self.intake
         others = (self.sessions, self.watchers, self.clock, self.welcome, self.tuning, self.code, self.secrets)
-        servicer = NodeServicer(Careless(), *others)  # type: ignore[arg-type]
+        servicer = NodeServicer(Careless(), *others)
         await servicer.Session(request_iterator, context)
 
 
 class HastyBoard(Board):
     """Slots that a restarted daemon has again are given to nobody."""
 
-    def put_node(self, *arguments: Any, **more: Any) -> bool:
+    def put_node(self, *arguments, **more):
         super().put_node(*arguments, **more)
         return False
 
 
-def with_parts(**parts: Any) -> Callable[..., Life]:
+def with_parts(**parts):
     return type("OtherLife", (Life,), parts)
 
 
@@ -203,38 +198,38 @@ def with_parts(**parts: Any) -> Callable[..., Life]:
     ],
     ids=["facts-are-tried-once", "a-cancelled-introduction-stays", "room-is-not-noticed"],
 )
-def test_old_faults_are_found(life: Callable[..., Life]) -> None:
+def test_old_faults_are_found(life):
     assert first_broken(range(3_000), life)
 
 
-def test_a_late_hello_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_hello_is_found(monkeypatch):
     play(late_hello())
     monkeypatch.setattr(simulated_daemon, "NUMBERED", False)
     with pytest.raises(BrokenPromiseError, match="computes it still"):
         play(late_hello())
 
 
-def test_a_node_without_a_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_fence_is_found(monkeypatch):
     monkeypatch.setattr(simulated_daemon.SimulatedDaemon, "_over", lambda self: None)
     assert "computes it still" in first_broken(range(3_000))
 
 
-def test_a_node_that_waits_longer_than_is_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_longer_than_is_counted_is_found(monkeypatch):
     """Steps of the job take long, so its ranks are ended later."""
     gone_s = Options.gone_s
     monkeypatch.setattr(Options, "gone_s", lambda self, patience_s=0.0: gone_s(self))
     assert "computes it still" in first_broken(range(3_000))
 
 
-def test_a_job_that_stays_suspended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_stays_suspended_is_found(monkeypatch):
     monkeypatch.setattr(membership, "_again", lambda *arguments: (None, None))
     assert "suspended" in first_broken(range(0, 3_000, 4))
 
 
-def test_a_former_host_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_former_host_that_nobody_waits_for_is_found(monkeypatch):
     monkeypatch.setattr(JobRecord, "parts", property(lambda job: job.hosts))
     assert first_broken(range(0, 3_000, 4))
 
 
-def test_a_history_is_the_same_every_time() -> None:
+def test_a_history_is_the_same_every_time():
     assert [play(drawn(seed)) for seed in range(30)] == [play(drawn(seed)) for seed in range(30)]

@@ -1,18 +1,14 @@
 """Cases of the contract suite over algorithms: a file for each algorithm, which exports ``CASES``. See case.py."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
-
-from contract.algorithms.case import Case
 
 NO_CASES = {"__init__", "case", "general", "harness", "leaks", "mistakes", "rank_side", "subjects"}
 
 
-def load_cases() -> dict[str, Case]:
+def load_cases():
     """All cases of this folder by name. Raises ValueError if a name is used twice."""
-    found: dict[str, Case] = {}
+    found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem in NO_CASES:
             continue

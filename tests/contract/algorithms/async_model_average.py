@@ -1,17 +1,11 @@
 """Asynchronous model average, with each average arriving before the next forward pass, and steps can be compared."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
-import torch
-from contract.algorithms.case import EVEN_WORLDS, SEVERAL_RANKS, Case, Simulation, World
+from contract.algorithms.case import EVEN_WORLDS, SEVERAL_RANKS, Case
 from contract.algorithms.decentralized import mean_over, model_per_rank
 from contract.algorithms.exchange import Coder, share, shift_one
-from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import AsyncModelAverageAlgorithm
@@ -20,31 +14,24 @@ WARM_UP = 2
 AN_HOUR_MS = 3_600_000
 
 
-def step_and_wait(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: Callable[..., Tensor], rank: int, step: int
-) -> None:
+def step_and_wait(model, optimizers, loss, rank, step):
     """One step; then what it started in the background is let come to its end."""
     for optimizer in optimizers:
         optimizer.zero_grad()
-    loss(model, rank, step).backward()  # type: ignore[no-untyped-call]
+    loss(model, rank, step).backward()
     for optimizer in optimizers:
         optimizer.step()
     bagua.barrier()  # all have started it
-    buckets: Any = model.bagua_buckets
-    while model.bagua_algorithm.exchanged == "weight" and not all(bucket.done() for bucket in buckets):  # type: ignore[union-attr]
+    buckets = model.bagua_buckets
+    while model.bagua_algorithm.exchanged == "weight" and not all(bucket.done() for bucket in buckets):
         time.sleep(0.001)
 
 
-def averages(
-    sim: Simulation,
-    warm_up: int,
-    mean: Callable[[Simulation, list[Tensor], int], list[Tensor]],
-    rounds: int | None = None,
-) -> Iterator[None]:
+def averages(sim, warm_up, mean, rounds=None):
     """x += mean(s) - s before every pass, where s was x before the pass before it; first ``warm_up`` steps with the
     mean of gradients. ``rounds``: how many averages there are; None: one per step. All begin anew when members change:
     pairs, too."""
-    snapshots: list[Tensor] = []
+    snapshots = []
     round = 0
     for step in range(sim.steps):
         if sim.members_changed() and step >= warm_up:
@@ -66,12 +53,12 @@ def averages(
         yield
 
 
-def of_all(sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+def of_all(sim, snapshots, round):
     """The mean of all."""
     return [sim.mean(snapshots)] * sim.n
 
 
-def of_pairs(sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+def of_pairs(sim, snapshots, round):
     """The mean of each pair of ranks."""
     return [
         mean_over(sim, snapshots, (rank, shift_one(rank, sim.n, round))) if sim.n > 1 else snapshots[rank]
@@ -79,7 +66,7 @@ def of_pairs(sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tenso
     ]
 
 
-def of_pairs_by_differences(codec: str, sim: Simulation, snapshots: list[Tensor], round: int) -> list[Tensor]:
+def of_pairs_by_differences(codec, sim, snapshots, round):
     """x_i + m - C(d_i), with d_i the difference to the pair's last mean and m the mean of both C(d)."""
     code = sim.state.setdefault("code", Coder(codec, sim.models[0]))
     known, found = sim.state.setdefault("known", {}), list(snapshots)
@@ -95,12 +82,12 @@ def of_pairs_by_differences(codec: str, sim: Simulation, snapshots: list[Tensor]
     return found
 
 
-def decode_error(world: World, step: int) -> float:
+def decode_error(world, step):
     """Weights move by about 0.1 per step."""
     return 1e-6 + (0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 0.0)
 
 
-HOW: dict[str, Any] = {"replicas_equal": False, "train": step_and_wait}
+HOW = {"replicas_equal": False, "train": step_and_wait}
 
 CASES = [
     Case(

@@ -1,18 +1,15 @@
 """ByteGrad: the mean or the sum of gradients, in eight bits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
-from contract.algorithms.case import Case, Simulation, World, plain_sgd
+from contract.algorithms.case import Case, plain_sgd
 from contract.algorithms.exchange import Coder, share
 from contract.algorithms.gradient_allreduce import lossy, mean_of_gradients, sum_of_gradients
 
 from bagua.algorithms import ByteGradAlgorithm
 
 
-def everywhere(sim: Simulation) -> Iterator[None]:
+def everywhere(sim):
     """g = C(mean of C(g_i)), as on one host."""
     code = Coder("minmax8", sim.models[0])
     for step in range(sim.steps):
@@ -23,12 +20,12 @@ def everywhere(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def twice_encoded(world: World, step: int) -> float:
+def twice_encoded(world, step):
     """Nothing but the codec's kernel on one host; on two the engine encodes sums once more."""
     return lossy(4 / 255)(world, step)
 
 
-def of_a_sum(world: World, step: int) -> float:
+def of_a_sum(world, step):
     """The range of a sum of n."""
     return world.n * lossy(2 / 255)(world, step)
 

@@ -39,11 +39,11 @@ class World:
     hosts: tuple[tuple[int, ...], ...]
 
     @property
-    def n(self) -> int:
+    def n(self):
         """Number of ranks."""
         return sum(len(ranks) for ranks in self.hosts)
 
-    def host_of(self, rank: int) -> int:
+    def host_of(self, rank):
         """Index of a rank's host."""
         return next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
 
@@ -68,60 +68,60 @@ SEVERAL_RANKS = tuple(name for name, world in WORLDS.items() if world.n > 1)
 # Models and losses
 
 
-def mlp() -> nn.Module:
+def mlp():
     """Three layers, 1244 parameters."""
     return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 24), nn.Tanh(), nn.Linear(24, 4))
 
 
-def batch(rank: int, step: int, *shape: int) -> Tensor:
+def batch(rank, step, *shape):
     """Normal, other numbers for every rank and step."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def square(model: nn.Module, rank: int, step: int) -> Tensor:
+def square(model, rank, step):
     """A loss for ``mlp``."""
-    loss: Tensor = (model(batch(rank, step, 6, 10)) - 1).square().mean()
+    loss = (model(batch(rank, step, 6, 10)) - 1).square().mean()
     return loss
 
 
-def volume_model() -> nn.Module:
+def volume_model():
     """1 MiB of float32 in four parameters: (512, 256), (512), (256, 512), (256)."""
     return nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256))
 
 
-def volume_loss(model: nn.Module, rank: int, step: int) -> Tensor:
+def volume_loss(model, rank, step):
     """A loss for ``volume_model``."""
-    loss: Tensor = (model(batch(rank, step, 4, 256)) - 1).square().mean()
+    loss = (model(batch(rank, step, 4, 256)) - 1).square().mean()
     return loss
 
 
-def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
+def sgd(model):
     """With momentum and weight decay."""
     return [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)]
 
 
-def plain_sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
+def plain_sgd(model):
     """Without state."""
     return [torch.optim.SGD(model.parameters(), lr=0.05)]
 
 
-def adam(model: nn.Module) -> list[torch.optim.Optimizer]:
+def adam(model):
     """Adam at the rate of small networks."""
     return [torch.optim.Adam(model.parameters(), lr=1e-2)]
 
 
-def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def seeded(make, seed=0):
     """The same parameters for the same seed."""
     torch.manual_seed(seed)
     return placed(make())
 
 
-def flat(model: nn.Module) -> Tensor:
+def flat(model):
     """A copy of all parameters in the order of their registration, float64 [elements], on the CPU."""
     return on_host(torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]))
 
 
-def nbytes(model: nn.Module) -> int:
+def nbytes(model):
     """Of all parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
@@ -136,88 +136,88 @@ class Simulation:
     of the parameters.
     """
 
-    def __init__(self, case: Case, world: World) -> None:
+    def __init__(self, case, world):
         self.world = world
         self.n = world.n
         self.steps = case.steps
         self.models = [seeded(case.model) for _ in range(world.n)]
         self.optimizers = [case.optimizers(model) for model in self.models]
-        self.state: dict[str, Any] = {}
+        self.state = {}
         self._loss = case.loss
         self._members_changed = False
 
-    def change_members(self, hosts: Sequence[Sequence[int]]) -> None:
+    def change_members(self, hosts):
         """From now on these ranks train; whoever calls this has given all of them models and optimizers."""
         self.world = World(self.world.name, tuple(map(tuple, hosts)))
         self.n = self.world.n
         self._members_changed = True
 
-    def members_changed(self) -> bool:
+    def members_changed(self):
         """Whether there are others than when this was asked last: what is under way then is taken anew, or dropped."""
         changed, self._members_changed = self._members_changed, False
         return changed
 
-    def begin_anew(self) -> None:
+    def begin_anew(self):
         """All take the parameters and optimizers of the first rank."""
         self.set_parameters([self.parameters()[0]] * self.n)
         for optimizers in self.optimizers[1:]:
             for mine, first in zip(optimizers, self.optimizers[0], strict=True):
                 mine.load_state_dict(copy.deepcopy(first.state_dict()))
 
-    def backward(self, step: int, passes: Sequence[int] = ()) -> None:
+    def backward(self, step, passes=()):
         """Every replica computes the gradient of its own batch; with ``passes``, the sum over these steps' batches."""
         for rank, model in enumerate(self.models):
             model.zero_grad(set_to_none=True)
             for number in passes or (step,):
-                self._loss(model, rank, number).backward()  # type: ignore[no-untyped-call]
+                self._loss(model, rank, number).backward()
 
-    def optimize(self) -> None:
+    def optimize(self):
         """Every replica's optimizers take a step."""
         for optimizers in self.optimizers:
             for optimizer in optimizers:
                 optimizer.step()
 
-    def gradients(self) -> list[Tensor]:
+    def gradients(self):
         """A copy of each rank's gradient; zeros where there is none."""
         return [
             torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten() for p in m.parameters()])
             for m in self.models
         ]
 
-    def set_gradients(self, values: Sequence[Tensor]) -> None:
+    def set_gradients(self, values):
         """Replaces each rank's gradient; parameters that no rank has a gradient for keep none."""
         names = {name for m in self.models for name, p in m.named_parameters() if p.grad is not None}
         for model, value in zip(self.models, values, strict=True):
             for (name, parameter), part in zip(model.named_parameters(), self._parts(model, value), strict=True):
                 parameter.grad = part.clone() if name in names else None
 
-    def parameters(self) -> list[Tensor]:
+    def parameters(self):
         """A copy of each rank's parameters."""
         return [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in self.models]
 
     @torch.no_grad()
-    def set_parameters(self, values: Sequence[Tensor]) -> None:
+    def set_parameters(self, values):
         """Replaces each rank's parameters."""
         for model, value in zip(self.models, values, strict=True):
             for parameter, part in zip(model.parameters(), self._parts(model, value), strict=True):
                 parameter.copy_(part)
 
     @staticmethod
-    def _parts(model: nn.Module, value: Tensor) -> list[Tensor]:
+    def _parts(model, value):
         parts = value.split([parameter.numel() for parameter in model.parameters()])
         return [part.view_as(parameter) for part, parameter in zip(parts, model.parameters(), strict=True)]
 
-    def sum(self, values: Sequence[Tensor]) -> Tensor:
+    def sum(self, values):
         """As the engine adds: inside every host in the order of ranks, then over hosts."""
         hosts = [sum_in_order([values[rank] for rank in ranks]) for ranks in self.world.hosts]
         return sum_in_order(hosts)
 
-    def mean(self, values: Sequence[Tensor]) -> Tensor:
+    def mean(self, values):
         """The same divided by the number of ranks."""
         return self.sum(values) / len(values)
 
 
-def sum_in_order(values: Sequence[Tensor]) -> Tensor:
+def sum_in_order(values):
     """((a + b) + c) + ..."""
     total = values[0].clone()
     for value in values[1:]:
@@ -229,7 +229,7 @@ Reference = Callable[[Simulation], Iterator[None]]
 """Trains the replicas of the simulation; yields after each step."""
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_):
     """A check that there is nothing to check."""
 
 
@@ -281,10 +281,10 @@ class Case:
     warm_up: int = 2
     slack: float = 0.05
 
-    def allowed(self, world: World, step: int) -> float:
+    def allowed(self, world, step):
         """The tolerance after a step."""
         return self.tolerance if isinstance(self.tolerance, float | int) else self.tolerance(world, step)
 
-    def must_be_equal(self, step: int) -> bool:
+    def must_be_equal(self, step):
         """Whether replicas must hold the same bits after a step."""
         return self.replicas_equal if isinstance(self.replicas_equal, bool) else self.replicas_equal(step)

@@ -1,20 +1,16 @@
 """Decentralised SGD: the mean of weights, over all or in pairs, replaces them before the optimizer's step."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import EVEN_WORLDS, Case, Simulation, World, nbytes
+from contract.algorithms.case import EVEN_WORLDS, Case, nbytes
 from contract.algorithms.exchange import Coder, pairs_of_round, share, shift_one, units
-from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import DecentralizedAlgorithm
 
 
-def mean_of_weights(sim: Simulation, interval: int = 1) -> Iterator[None]:
+def mean_of_weights(sim, interval=1):
     """x_i = mean of all x_j - lr g_i(x_i), every ``interval`` steps."""
     for step in range(sim.steps):
         sim.backward(step)
@@ -24,7 +20,7 @@ def mean_of_weights(sim: Simulation, interval: int = 1) -> Iterator[None]:
         yield
 
 
-def mean_of_pairs(sim: Simulation, hierarchical: bool, interval: int = 1) -> Iterator[None]:
+def mean_of_pairs(sim, hierarchical, interval=1):
     """The same over the ranks of two units."""
     round = 0
     for step in range(sim.steps):
@@ -42,13 +38,13 @@ def mean_of_pairs(sim: Simulation, hierarchical: bool, interval: int = 1) -> Ite
         yield
 
 
-def mean_over(sim: Simulation, values: list[Tensor], ranks: tuple[int, ...]) -> Tensor:
+def mean_over(sim, values, ranks):
     """Of some ranks, added as the engine adds."""
     there = [values[rank] if rank in ranks else torch.zeros_like(values[rank]) for rank in range(sim.n)]
     return sim.sum(there) / len(ranks)
 
 
-def pairs_by_differences(sim: Simulation, codec: str) -> Iterator[None]:
+def pairs_by_differences(sim, codec):
     """Ranks in pairs, C of the difference to the pair's last mean, wherever they are. When members have changed, all
     begin anew instead of the exchange."""
     code, known = Coder(codec, sim.models[0]), all_know(sim)
@@ -71,13 +67,13 @@ def pairs_by_differences(sim: Simulation, codec: str) -> Iterator[None]:
         yield
 
 
-def all_know(sim: Simulation) -> dict[tuple[int, int], Tensor]:
+def all_know(sim):
     """The references with which all pairs begin."""
     half = sim.n // 2
     return {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
 
 
-def pairs_of_hosts(sim: Simulation, codec: str) -> Iterator[None]:
+def pairs_of_hosts(sim, codec):
     """Both hosts' means, C of the difference to the last mean, weighted by ranks. One host: its mean. When members have
     changed, all begin anew instead of the exchange."""
     if len(sim.world.hosts) == 1:
@@ -106,46 +102,44 @@ def pairs_of_hosts(sim: Simulation, codec: str) -> Iterator[None]:
         yield
 
 
-def everyones(values: Tensor) -> Tensor:
+def everyones(values):
     """[ranks, elements]"""
     found = values.new_zeros(bagua.get_world_size(), values.numel())
     bagua.allgather(values.detach().clone().view(-1), found)
     return found
 
 
-def peers_agree(model: nn.Module, step: int) -> None:
+def peers_agree(model, step):
     """After an exchange in pairs of ranks both hold the same mean."""
-    found = everyones(model.bagua_buckets[0]._peer_weight)  # type: ignore[index, union-attr]
+    found = everyones(model.bagua_buckets[0]._peer_weight)
     rank, n = bagua.get_rank(), bagua.get_world_size()
     if n > 1:
         assert bool((found[rank] == found[shift_one(rank, n, step)]).all())
 
 
-def all_agree(model: nn.Module, step: int) -> None:
+def all_agree(model, step):
     """All hold the same mean."""
-    found = everyones(model.bagua_buckets[0]._peer_weight)  # type: ignore[index, union-attr]
+    found = everyones(model.bagua_buckets[0]._peer_weight)
     assert bool((found == found[0]).all())
 
 
-def decode_error(size: float) -> Callable[[World, int], float]:
+def decode_error(size):
     """Weights move by about 0.1 per step; codecs err by ``size`` of that."""
     return lambda world, step: 1e-6 + 0.1 * size * (step + 1) if len(world.hosts) > 1 else 0.0
 
 
-def accumulate(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: Callable[..., Tensor], rank: int, step: int
-) -> None:
+def accumulate(model, optimizers, loss, rank, step):
     """A step of two passes, the first of them under no_sync."""
     for optimizer in optimizers:
         optimizer.zero_grad()
-    with model.bagua_ddp.no_sync():  # type: ignore[operator, union-attr]
-        loss(model, rank, step).backward()  # type: ignore[no-untyped-call]
-    loss(model, rank, step + 50).backward()  # type: ignore[no-untyped-call]
+    with model.bagua_ddp.no_sync():
+        loss(model, rank, step).backward()
+    loss(model, rank, step + 50).backward()
     for optimizer in optimizers:
         optimizer.step()
 
 
-def mean_with_accumulation(sim: Simulation) -> Iterator[None]:
+def mean_with_accumulation(sim):
     """The second pass alone exchanges; the mean is there when it ends."""
     for step in range(sim.steps):
         sim.backward(step, passes=(step, step + 50))
@@ -154,12 +148,12 @@ def mean_with_accumulation(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def model_per_host(world: World, model: nn.Module) -> float:
+def model_per_host(world, model):
     """One model to the other host, whatever the ranks there are."""
     return nbytes(model) if len(world.hosts) > 1 else 0.0
 
 
-def model_per_rank(world: World, model: nn.Module) -> float:
+def model_per_rank(world, model):
     """One model of each rank to its peer, which "shift_one" chooses on the other of two hosts with as many ranks."""
     return nbytes(model) * len(world.hosts[0]) if len(world.hosts) > 1 else 0.0
 
@@ -178,13 +172,7 @@ CASES = [
         warm_up=3,
         **OWN_WAY,
     ),
-    Case(
-        "decentralized own memory",
-        DecentralizedAlgorithm,
-        mean_of_weights,
-        options={"do_flatten": False},
-        **OWN_WAY,
-    ),
+    Case("decentralized own memory", DecentralizedAlgorithm, mean_of_weights, options={"do_flatten": False}, **OWN_WAY),
     Case("decentralized accumulation", DecentralizedAlgorithm, mean_with_accumulation, train=accumulate, **OWN_WAY),
     Case(
         "decentralized shift_one",

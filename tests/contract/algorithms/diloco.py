@@ -1,14 +1,10 @@
 """DiLoCo: outer Nesterov steps on what ranks have moved; and its streaming form."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, adam, nbytes
+from contract.algorithms.case import Case, adam, nbytes
 from contract.algorithms.local_sgd import common_step, local_step
-from torch import Tensor
 
 from bagua.algorithms import DiLoCoAlgorithm, StreamingDiLoCoAlgorithm
 
@@ -24,18 +20,18 @@ FRAGMENT_OF = {"4": 0, "2": 1, "0": 0}
 class Outer:
     """Anchor and velocity of some parameters."""
 
-    def __init__(self, anchor: Tensor) -> None:
+    def __init__(self, anchor):
         self.anchor = anchor
         self.velocity = torch.zeros_like(anchor)
 
-    def step(self, gradient: Tensor) -> Tensor:
+    def step(self, gradient):
         """Nesterov's; returns the anchor."""
         self.velocity = MOMENTUM * self.velocity + gradient
         self.anchor = self.anchor - RATE * (gradient + MOMENTUM * self.velocity)
         return self.anchor
 
 
-def outer_steps(sim: Simulation, warm_up: int = 0) -> Iterator[None]:
+def outer_steps(sim, warm_up=0):
     """Every other step."""
     outer = Outer(sim.parameters()[0])
     for step in range(sim.steps):
@@ -50,7 +46,7 @@ def outer_steps(sim: Simulation, warm_up: int = 0) -> Iterator[None]:
         yield
 
 
-def streamed(sim: Simulation) -> Iterator[None]:
+def streamed(sim):
     """Fragments in turns; each arrives a step after it was sent, and is mixed with what weights are then. One that is
     under way when members change is taken anew when it should arrive."""
     fragment = torch.cat(
@@ -60,7 +56,7 @@ def streamed(sim: Simulation) -> Iterator[None]:
         ]
     )
     outers = [Outer(sim.parameters()[0][fragment == number]) for number in range(FRAGMENTS)]
-    sent: dict[tuple[int, int], Tensor | None] = {}
+    sent = {}
     for step in range(1, sim.steps + 1):
         if sim.members_changed():
             sent = dict.fromkeys(sent)
@@ -80,17 +76,17 @@ def streamed(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def close(world: World, step: int) -> float:
+def close(world, step):
     """Other order of operations."""
     return 2e-6 * (step + 1)
 
 
-def encoded(levels: int) -> float:
+def encoded(levels):
     """Tolerance: Adam moves at most 0.01 per step, 4 steps make an interval, and Nesterov's rate is up to 1.4."""
     return 2 * 0.04 * 1.4 * 1.4 * 2 / levels
 
 
-def rounded(world: World, step: int) -> float:
+def rounded(world, step):
     """Between hosts 4 bits."""
     return encoded(14) if len(world.hosts) > 1 else close(world, step)
 

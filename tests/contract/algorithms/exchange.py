@@ -1,12 +1,7 @@
 """Helpers for references of several algorithms: the order of buckets, the codecs' kernel, pairs, and volumes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-
 import torch
-from contract.algorithms.case import Simulation, World, nbytes
-from torch import Tensor, nn
+from contract.algorithms.case import nbytes
 
 from bagua import csrc
 from bagua.algorithms import Codec
@@ -15,14 +10,14 @@ from bagua.algorithms import Codec
 class Coder:
     """A codec's kernel on whole vectors, in the order of one bucket: parameters reversed."""
 
-    def __init__(self, codec: str, model: nn.Module) -> None:
+    def __init__(self, codec, model):
         self.codec = Codec(codec)
         sizes = [parameter.numel() for parameter in model.parameters()]
         places = torch.arange(sum(sizes)).split(sizes)
         self.order = torch.cat(list(reversed(places)))
         self.back = torch.argsort(self.order)
 
-    def __call__(self, vector: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, vector, residual=None):
         """Encodes and decodes ``vector`` (in the order of registration); updates ``residual`` (in the order of the
         bucket)."""
         core = csrc.load()
@@ -42,19 +37,19 @@ class Coder:
         return decoded[self.back]
 
 
-def units(sim: Simulation, hierarchical: bool) -> list[tuple[int, ...]]:
+def units(sim, hierarchical):
     """The ranks of each host, or each rank by itself."""
     return list(sim.world.hosts) if hierarchical else [(rank,) for rank in range(sim.n)]
 
 
-def shift_one(unit: int, n: int, round: int) -> int:
+def shift_one(unit, n, round):
     """The peer of ``unit`` of n, as the original has it."""
     if unit < n / 2:
         return (round + unit) % ((n + 1) // 2) + n // 2
     return (unit - n // 2 - round) % (n // 2)
 
 
-def pairs_of_round(members: Sequence[tuple[int, ...]], round: int) -> list[tuple[int, ...]]:
+def pairs_of_round(members, round):
     """Ranks that average together in a round; a unit that is alone averages inside itself."""
     n = len(members)
     if n == 1:
@@ -62,6 +57,6 @@ def pairs_of_round(members: Sequence[tuple[int, ...]], round: int) -> list[tuple
     return [(*members[unit], *members[shift_one(unit, n, round)]) for unit in range(n // 2)]
 
 
-def share(ratio: float) -> Callable[[World, nn.Module], float]:
+def share(ratio):
     """r 2(h-1)/h of the model."""
     return lambda world, model: ratio * 2 * (len(world.hosts) - 1) / len(world.hosts) * nbytes(model)

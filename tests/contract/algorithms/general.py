@@ -4,34 +4,29 @@ a user's own (``pytest tests/contract --algorithm my.module:MyAlgorithm``).
 Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input is in mistakes.py.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import os
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from contract.algorithms.case import batch, flat, mlp, seeded, square
-from contract.algorithms.subjects import CLEAR, Optimizers, Subject
-from torch import Tensor, nn
+from contract.algorithms.subjects import CLEAR, Subject
+from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import GradientAllReduceAlgorithm
 from bagua.base.replica_check import VARIABLE
 
-Check = Callable[[Subject], None]
-CHECKS: dict[str, Check] = {}
+CHECKS = {}
 
 
-def check(function: Check) -> Check:
+def check(function):
     """Registers a check that every algorithm must pass."""
     CHECKS[function.__name__] = function
     return function
 
 
-def identical(model: nn.Module) -> bool:
+def identical(model):
     """Whether all ranks hold the same bits."""
     mine = flat(model).view(torch.uint8)
     everyone = torch.zeros(bagua.get_world_size(), mine.numel(), dtype=torch.uint8)
@@ -39,20 +34,14 @@ def identical(model: nn.Module) -> bool:
     return bool((everyone == everyone[0]).all())
 
 
-def take_steps(
-    model: nn.Module,
-    optimizers: Optimizers,
-    steps: int,
-    loss: Callable[[nn.Module, int, int], Tensor] = square,
-    subject: Subject | None = None,
-) -> list[float]:
+def take_steps(model, optimizers, steps, loss=square, subject=None):
     """Trains, and returns the losses. With a subject, its replicas must be equal afterwards."""
     found = []
     for step in range(steps):
         for optimizer in optimizers:
             optimizer.zero_grad()
         value = loss(model, bagua.get_rank(), step)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         for optimizer in optimizers:
             optimizer.step()
         found.append(value.item())
@@ -62,25 +51,25 @@ def take_steps(
     return found
 
 
-def wrap(subject: Subject, make: Callable[[], nn.Module] = mlp, **options: Any) -> tuple[nn.Module, Optimizers]:
+def wrap(subject, make=mlp, **options):
     """A model that is different on every rank until it is wrapped."""
     model = seeded(make, seed=bagua.get_rank())
     optimizers = subject.optimizers(model)
     os.environ[VARIABLE] = "error" if subject.replicas_equal else "warn"
-    return model.with_bagua(optimizers, subject.make(), **options), optimizers  # type: ignore[operator]
+    return model.with_bagua(optimizers, subject.make(), **options), optimizers
 
 
-def unwrap(model: nn.Module) -> None:
+def unwrap(model):
     """The model is an ordinary one again, and what it held goes back."""
-    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    model.bagua_ddp.close()
 
 
-def fixed(model: nn.Module, rank: int, step: int) -> Tensor:
+def fixed(model, rank, step):
     """The same batch in every step: what is learned shows."""
     return square(model, rank, 0)
 
 
-def the_same_everywhere(text: str) -> bool:
+def the_same_everywhere(text):
     """Whether all ranks pass the same text (its beginning)."""
     mine = torch.tensor(list(text.encode()[:64].ljust(64)), dtype=torch.uint8)
     everyone = torch.zeros(bagua.get_world_size(), 64, dtype=torch.uint8)
@@ -89,7 +78,7 @@ def the_same_everywhere(text: str) -> bool:
 
 
 @check
-def trains(subject: Subject) -> None:
+def trains(subject):
     """The loss falls."""
     model, optimizers = wrap(subject)
     losses = take_steps(model, optimizers, 30, fixed, subject)
@@ -98,7 +87,7 @@ def trains(subject: Subject) -> None:
 
 
 @check
-def begins_with_parameters_of_rank_0(subject: Subject) -> None:
+def begins_with_parameters_of_rank_0(subject):
     """Every replica is rank 0's as soon as it is wrapped."""
     model, _ = wrap(subject)
     assert identical(model)
@@ -109,42 +98,42 @@ def begins_with_parameters_of_rank_0(subject: Subject) -> None:
 class Branches(nn.Module):
     """Rank r uses branch r modulo 2; branch 2 is used by none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.branches = nn.ModuleList(nn.Linear(10, 6) for _ in range(3))
         self.scale = nn.Parameter(torch.ones(6))
 
-    def forward(self, x: Tensor, number: int) -> Tensor:
-        found: Tensor = self.branches[number](x) * self.scale
+    def forward(self, x, number):
+        found = self.branches[number](x) * self.scale
         return found
 
 
 @check
-def parameters_without_gradient(subject: Subject) -> None:
+def parameters_without_gradient(subject):
     """Ranks that use different parts of the model do not wait for each other, and parts used by none stay."""
     model, optimizers = wrap(subject, Branches)
-    before = flat(model.branches[2])  # type: ignore[index, arg-type]
+    before = flat(model.branches[2])
 
-    def loss(one: nn.Module, rank: int, step: int) -> Tensor:
-        found: Tensor = one(batch(rank, step, 4, 10), (rank + step) % 2).square().mean()
+    def loss(one, rank, step):
+        found = one(batch(rank, step, 4, 10), (rank + step) % 2).square().mean()
         return found
 
     take_steps(model, optimizers, 4, loss, subject)
-    assert bool(flat(model.branches[2]).isfinite().all()) and len(before)  # type: ignore[index, arg-type]
+    assert bool(flat(model.branches[2]).isfinite().all()) and len(before)
     unwrap(model)
 
 
 @check
-def accumulation_without_synchronisation(subject: Subject) -> None:
+def accumulation_without_synchronisation(subject):
     """Passes under ``no_sync`` add up, and the next one exchanges the whole."""
     model, optimizers = wrap(subject)
     rank = bagua.get_rank()
     for step in range(3):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        with model.bagua_ddp.no_sync():  # type: ignore[operator, union-attr]
-            square(model, rank, 2 * step).backward()  # type: ignore[no-untyped-call]
-        square(model, rank, 2 * step + 1).backward()  # type: ignore[no-untyped-call]
+        with model.bagua_ddp.no_sync():
+            square(model, rank, 2 * step).backward()
+        square(model, rank, 2 * step + 1).backward()
         for optimizer in optimizers:
             optimizer.step()
     if subject.replicas_equal:
@@ -154,7 +143,7 @@ def accumulation_without_synchronisation(subject: Subject) -> None:
 
 
 @check
-def two_passes_before_a_step(subject: Subject) -> None:
+def two_passes_before_a_step(subject):
     """Gradient accumulation by two synchronised passes works, or is refused clearly on every rank."""
     model, optimizers = wrap(subject)
     message = ""
@@ -163,7 +152,7 @@ def two_passes_before_a_step(subject: Subject) -> None:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             for part in range(2):
-                square(model, bagua.get_rank(), 2 * step + part).backward()  # type: ignore[no-untyped-call]
+                square(model, bagua.get_rank(), 2 * step + part).backward()
             for optimizer in optimizers:
                 optimizer.step()
     except CLEAR as error:
@@ -175,16 +164,16 @@ def two_passes_before_a_step(subject: Subject) -> None:
 
 
 @check
-def switching(subject: Subject) -> None:
+def switching(subject):
     """To gradient all-reduce and back, on a live model, twice."""
     model, optimizers = wrap(subject)
     take_steps(model, optimizers, 3, subject=subject)
     plain = Subject("gradient_allreduce", GradientAllReduceAlgorithm)
     for _ in range(2):
-        model.with_bagua(optimizers, GradientAllReduceAlgorithm())  # type: ignore[operator]
+        model.with_bagua(optimizers, GradientAllReduceAlgorithm())
         assert identical(model), "the parameters of rank 0 were not taken over"
         take_steps(model, optimizers, 2, subject=plain)
-        model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+        model.with_bagua(optimizers, subject.make())
         take_steps(model, optimizers, 3, subject=subject)
     unwrap(model)
     losses = take_steps(model, optimizers, 1)  # an ordinary model again
@@ -192,11 +181,11 @@ def switching(subject: Subject) -> None:
 
 
 @check
-def reset_between_steps(subject: Subject) -> None:
+def reset_between_steps(subject):
     """Tensors, buckets and plans are made again when the algorithm asks for it."""
     model, optimizers = wrap(subject)
     take_steps(model, optimizers, 2, subject=subject)
-    implementation: Any = model.bagua_algorithm
+    implementation = model.bagua_algorithm
     kept = implementation.need_reset
     asked = iter([True])
     implementation.need_reset = lambda: next(asked, False) or kept()
@@ -205,7 +194,7 @@ def reset_between_steps(subject: Subject) -> None:
 
 
 @check
-def evaluation_between_steps(subject: Subject) -> None:
+def evaluation_between_steps(subject):
     """Forward passes in eval mode exchange nothing, however many a rank makes."""
     model, optimizers = wrap(subject)
     for _ in range(3):
@@ -223,7 +212,7 @@ def evaluation_between_steps(subject: Subject) -> None:
 class Mixed(nn.Module):
     """Layers of two dtypes, a scalar parameter, a shared one, running statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(10, 12, dtype=torch.float64)
         self.norm = nn.BatchNorm1d(12)
@@ -232,14 +221,14 @@ class Mixed(nn.Module):
         self.third.weight = self.second.weight
         self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.norm(self.first(x.double()).float())
-        found: Tensor = self.third(torch.tanh(self.second(hidden))) * self.scale
+        found = self.third(torch.tanh(self.second(hidden))) * self.scale
         return found
 
 
 @check
-def several_dtypes(subject: Subject) -> None:
+def several_dtypes(subject):
     """float64 beside float32, shared and scalar parameters, small buckets, memory of their own."""
     for options in ({}, {"do_flatten": False}):
         try:
@@ -252,7 +241,7 @@ def several_dtypes(subject: Subject) -> None:
 
 
 @check
-def two_models(subject: Subject) -> None:
+def two_models(subject):
     """One description may serve two models, which take turns."""
     models = [wrap(subject) for _ in range(2)]
     for _ in range(3):
@@ -265,7 +254,7 @@ def two_models(subject: Subject) -> None:
 
 
 @check
-def copies(subject: Subject) -> None:
+def copies(subject):
     """Copies, pickles and state dictionaries of a wrapped model are those of an ordinary one."""
     model, optimizers = wrap(subject)
     take_steps(model, optimizers, 2)

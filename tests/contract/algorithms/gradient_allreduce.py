@@ -1,17 +1,13 @@
 """Gradient all-reduce: every rank applies the mean or the sum of all gradients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from functools import partial
 
-from contract.algorithms.case import Case, Simulation, World, adam, nbytes, plain_sgd
-from torch import nn
+from contract.algorithms.case import Case, adam, nbytes, plain_sgd
 
 from bagua.algorithms import Codec, GradientAllReduceAlgorithm
 
 
-def mean_of_gradients(sim: Simulation) -> Iterator[None]:
+def mean_of_gradients(sim):
     """g = (1/n) sum of all g_i"""
     for step in range(sim.steps):
         sim.backward(step)
@@ -20,7 +16,7 @@ def mean_of_gradients(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def sum_of_gradients(sim: Simulation) -> Iterator[None]:
+def sum_of_gradients(sim):
     """g = sum of all g_i"""
     for step in range(sim.steps):
         sim.backward(step)
@@ -29,12 +25,12 @@ def sum_of_gradients(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def share(ratio: float) -> Callable[[World, nn.Module], float]:
+def share(ratio):
     """r 2(h-1)/h of the model."""
     return lambda world, model: ratio * 2 * (len(world.hosts) - 1) / len(world.hosts) * nbytes(model)
 
 
-def lossy(error: float) -> Callable[[World, int], float]:
+def lossy(error):
     """Error that encoding may add to plain SGD at rate 0.05: ``error`` of a gradient of at most 1, new in every step.
     On one host nothing is encoded."""
     return lambda world, step: 0.05 * error * (step + 1) ** 0.5 if len(world.hosts) > 1 else 0.0
@@ -53,7 +49,7 @@ CODECS = {
 }
 
 
-def encoded(name: str) -> GradientAllReduceAlgorithm:
+def encoded(name):
     """With a codec; topk keeps a tenth."""
     return GradientAllReduceAlgorithm(codec=Codec("topk", density=0.1) if name == "topk" else name)
 

@@ -1,18 +1,13 @@
 """Runs jobs on ranks of one world, and compares what they found with one process of plain torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from contract.algorithms import load_cases, rank_side
-from contract.algorithms.case import WORLDS, Case, Simulation, flat
+from contract.algorithms.case import WORLDS, Simulation, flat
 from rig.ranks.engine_hosts import make_ranks
 
 DEADLINE_S = 1500.0  # ranks end hangs themselves, job by job
@@ -21,9 +16,9 @@ UNTIL = float(os.environ.get("BAGUA_TEST_UNTIL", "inf"))
 LOOSE = 5e-3  # between processors that round differently; what is sent in error is off by more
 
 
-def selected(request: pytest.FixtureRequest, function: str, world: str = "") -> list[str]:
+def selected(request, function, world=""):
     """Names of the cases, of one world or of all, for which the test of that name is run."""
-    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+    items = [item for item in request.session.items if item.path == request.path]
     calls = [item.callspec.params for item in items if item.originalname == function]
     return [call["name"] for call in calls if not world or call["world"] == world]
 
@@ -31,18 +26,16 @@ def selected(request: pytest.FixtureRequest, function: str, world: str = "") -> 
 class Runner:
     """Runs the jobs of the selected tests of one world when the first of them is asked for."""
 
-    def __init__(
-        self, world: str, names: list[str], folder: Callable[[], Path], environment: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, world, names, folder, environment=None):
         """``folder``: makes one. ``environment``: more variables of the ranks."""
         self.world = WORLDS[world]
         self._left = names
         self._folder = folder
         self._environment = environment or {}
-        self._found: dict[str, list[Any]] = {}
+        self._found = {}
         self._cut = ""
 
-    def result(self, name: str) -> list[Any]:
+    def result(self, name):
         """Returns the results of all ranks of a job. Fails the test with the ranks' errors if one failed.
 
         If ranks are interrupted, or their time is over, KeyboardInterrupt is raised for the first job that was not
@@ -57,7 +50,7 @@ class Runner:
             pytest.fail("\n".join(errors), pytrace=False)
         return [one["result"] for one in found]
 
-    def _run(self) -> None:
+    def _run(self):
         folder = self._folder()
         with make_ranks(folder) as ranks:
             started = ranks.start(
@@ -92,7 +85,7 @@ class Runner:
         self._left = []
 
 
-def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
+def training(case, world):
     """Parameters of all ranks, by the reference, after each step."""
     torch.set_num_threads(1)  # as in ranks: another number of threads adds in another order
     sim = Simulation(case, WORLDS[world])
@@ -100,7 +93,7 @@ def training(case: Case, world: str) -> Iterator[list[torch.Tensor]]:
         yield [flat(model) for model in sim.models]
 
 
-def check_reference(name: str, world: str, found: list[list[torch.Tensor]], loose: bool = False) -> None:
+def check_reference(name, world, found, loose=False):
     """Parameters of every rank after every step are those of the reference; ``loose``: but for rounding."""
     case = load_cases()[name]
     steps = list(training(case, world))

@@ -1,12 +1,8 @@
 """Switching a live model through all algorithms again and again: what there is after each round must not grow."""
 
-from __future__ import annotations
-
 import gc
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from contract.algorithms.case import seeded, volume_loss, volume_model
@@ -21,14 +17,14 @@ STEPS = 3
 class Communicators:
     """Counts the communicators that exist."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.alive = 0
-        connection: Any = current().connection
+        connection = current().connection
         connection.create_comm = self._counting(connection.create_comm, 1)
         connection.destroy_comm = self._counting(connection.destroy_comm, -1)
 
-    def _counting(self, call: Callable[..., Any], change: int) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
+    def _counting(self, call, change):
+        def counted(*arguments, **options):
             found = call(*arguments, **options)
             self.alive += change
             return found
@@ -36,18 +32,18 @@ class Communicators:
         return counted
 
 
-def resident_bytes() -> int:
+def resident_bytes():
     """Memory of this process, pages shared with others left out."""
     fields = Path("/proc/self/statm").read_text().split()
     return (int(fields[1]) - int(fields[2])) * 4096
 
 
-def tensors_alive() -> int:
+def tensors_alive():
     """Tensors that Python knows."""
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())  # no look at lazy modules
 
 
-def switch(rounds: int) -> list[dict[str, int]]:
+def switch(rounds):
     """Resources in use after each round through all algorithms."""
     communicators = Communicators()
     model = seeded(volume_model, seed=bagua.get_rank())
@@ -57,15 +53,15 @@ def switch(rounds: int) -> list[dict[str, int]]:
             subject = subject_of(name)
             optimizers = subject.optimizers(model)
             try:
-                model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+                model.with_bagua(optimizers, subject.make())
             except CLEAR:  # this world is none for it
                 continue
             for step in range(STEPS):
                 optimizers[0].zero_grad()
-                volume_loss(model, bagua.get_rank(), step).backward()  # type: ignore[no-untyped-call]
+                volume_loss(model, bagua.get_rank(), step).backward()
                 optimizers[0].step()
             optimizers[0].zero_grad()
-        model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+        model.bagua_ddp.close()
         del optimizers
         gc.collect()
         bagua.barrier()  # all ranks have given back what they held

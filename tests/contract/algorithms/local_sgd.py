@@ -1,11 +1,8 @@
 """Local SGD: the mean of weights after every H-th step, after some steps of gradient all-reduce."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
-from contract.algorithms.case import Case, Simulation, World, nbytes, plain_sgd, sgd
+from contract.algorithms.case import Case, nbytes, plain_sgd, sgd
 
 from bagua.algorithms import LocalSGDAlgorithm
 
@@ -13,20 +10,20 @@ INTERVAL = 2
 WARM_UP = 2
 
 
-def common_step(sim: Simulation, step: int) -> None:
+def common_step(sim, step):
     """Gradient all-reduce and an optimizer step."""
     sim.backward(step)
     sim.set_gradients([sim.mean(sim.gradients())] * sim.n)
     sim.optimize()
 
 
-def local_step(sim: Simulation, step: int) -> None:
+def local_step(sim, step):
     """Every rank for itself."""
     sim.backward(step)
     sim.optimize()
 
 
-def averaged(sim: Simulation) -> Iterator[None]:
+def averaged(sim):
     """x_i = (1/n) sum of all x_i, every other step"""
     for step in range(sim.steps):
         local_step(sim, step)
@@ -35,7 +32,7 @@ def averaged(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def averaged_later(sim: Simulation) -> Iterator[None]:
+def averaged_later(sim):
     """The same after common steps."""
     for step in range(sim.steps):
         if step < WARM_UP:
@@ -47,22 +44,22 @@ def averaged_later(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def close(world: World, step: int) -> float:
+def close(world, step):
     """Sums of float32 in another order."""
     return 0.0 if world.n < 3 else 2e-6
 
 
-def met(step: int) -> bool:
+def met(step):
     """Whether replicas are equal after the step."""
     return (step + 1) % INTERVAL == 0
 
 
-def half_encoded(world: World, step: int) -> float:
+def half_encoded(world, step):
     """8 bits of what two steps of at most 0.05 · 1 move, again and again."""
     return 0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 2e-6
 
 
-def common_encoded(world: World, step: int) -> float:
+def common_encoded(world, step):
     """8 bits of gradients of at most 1, twice, at rate 0.05, in the common steps."""
     return 0.05 * 2 / 255 * min(step + 1, WARM_UP) + 2e-6 if len(world.hosts) > 1 else 2e-6
 

@@ -1,23 +1,17 @@
 """Low-precision decentralised SGD: a ring whose members hold replicas of their neighbours."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, nbytes
+from contract.algorithms.case import Case, nbytes
 from contract.algorithms.decentralized import everyones, mean_over
 from contract.algorithms.exchange import Coder, units
-from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import LowPrecisionDecentralizedAlgorithm
 
-Replicas = dict[str, Tensor]
 
-
-def ring(sim: Simulation, hierarchical: bool, codec: str | None = "minmax8", interval: int = 1) -> Iterator[None]:
+def ring(sim, hierarchical, codec="minmax8", interval=1):
     """d = x + L/3 + R/3 - 5W/3; W += C(d), L += C(d_left), R += C(d_right), x = W; x is the mean of the host with
     ``hierarchical``, and all its ranks take W. When members have changed, all begin anew instead of the exchange."""
     code = Coder(codec, sim.models[0]) if codec is not None else None
@@ -28,7 +22,7 @@ def ring(sim: Simulation, hierarchical: bool, codec: str | None = "minmax8", int
             anew, members = False, units(sim, hierarchical)
             n, first = len(members), sim.parameters()[0]
             lost = [torch.zeros_like(first) if codec in ("int4", "onebit", "topk") else None for _ in members]
-            replicas: list[Replicas] = [{name: first.clone() for name in "WLR"} for _ in members]
+            replicas = [{name: first.clone() for name in "WLR"} for _ in members]
         sim.backward(step)
         sim.optimize()
         weights = sim.parameters()
@@ -46,9 +40,7 @@ def ring(sim: Simulation, hierarchical: bool, codec: str | None = "minmax8", int
         yield
 
 
-def exchange(
-    now: list[Tensor], replicas: list[Replicas], code: Coder | None, lost: list[Tensor | None]
-) -> list[Tensor]:
+def exchange(now, replicas, code, lost):
     """One exchange of all; returns the new weights."""
     n, sent = len(now), []
     for x, own, missed in zip(now, replicas, lost, strict=True):
@@ -67,19 +59,19 @@ def exchange(
     return [own["W"] for own in replicas]
 
 
-def neighbours_are_known(model: nn.Module, step: int) -> None:
+def neighbours_are_known(model, step):
     """Replicas equal their owners' weights, bit for bit."""
     rank, n = bagua.get_rank(), bagua.get_world_size()
-    for bucket in model.bagua_buckets:  # type: ignore[union-attr]
-        weights = everyones(bucket._weight)  # type: ignore[union-attr]
+    for bucket in model.bagua_buckets:
+        weights = everyones(bucket._weight)
         if n > 1:
-            assert bool((weights[(rank - 1) % n] == bucket._left_peer_weight).all())  # type: ignore[union-attr]
-            assert bool((weights[(rank + 1) % n] == bucket._right_peer_weight).all())  # type: ignore[union-attr]
-            parameters = torch.cat([tensor.detach().flatten() for tensor in bucket.tensors])  # type: ignore[union-attr]
-            assert bool((parameters == bucket._weight).all())  # type: ignore[union-attr]
+            assert bool((weights[(rank - 1) % n] == bucket._left_peer_weight).all())
+            assert bool((weights[(rank + 1) % n] == bucket._right_peer_weight).all())
+            parameters = torch.cat([tensor.detach().flatten() for tensor in bucket.tensors])
+            assert bool((parameters == bucket._weight).all())
 
 
-def one_message(ratio: float, world: World, model: nn.Module) -> float:
+def one_message(ratio, world, model):
     """Two units send each other one message."""
     return ratio * nbytes(model) if len(world.hosts) > 1 else 0.0
 

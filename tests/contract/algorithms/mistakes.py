@@ -4,30 +4,25 @@ Each check runs in every rank with a ``Subject``, as those of general.py do. Ran
 fail the test.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from contract.algorithms.case import batch, mlp, seeded, square
-from contract.algorithms.general import Check, identical, take_steps, unwrap, wrap
-from contract.algorithms.subjects import CLEAR, Optimizers, Subject
-from torch import Tensor, nn
+from contract.algorithms.general import identical, take_steps, unwrap, wrap
+from contract.algorithms.subjects import CLEAR, Subject
+from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import GradientAllReduceAlgorithm
 
-MISTAKES: dict[str, Check] = {}
+MISTAKES = {}
 
 
-def mistake(function: Check) -> Check:
+def mistake(function):
     """Registers a check of bad input."""
     MISTAKES[function.__name__] = function
     return function
 
 
-def clear_error(action: Callable[[], Any], words: str = "") -> str:
+def clear_error(action, words=""):
     """The message with which ``action`` fails on every rank, "" if it works on every rank. It must say something."""
     message = ""
     try:
@@ -43,7 +38,7 @@ def clear_error(action: Callable[[], Any], words: str = "") -> str:
     return message
 
 
-def still_usable(subject: Subject) -> None:
+def still_usable(subject):
     """After an error the process trains on."""
     model, optimizers = wrap(Subject("gradient_allreduce", GradientAllReduceAlgorithm))
     take_steps(model, optimizers, 2)
@@ -52,7 +47,7 @@ def still_usable(subject: Subject) -> None:
 
 
 @mistake
-def different_shapes(subject: Subject) -> None:
+def different_shapes(subject):
     """A model that is another one on the last rank."""
     width = 7 if bagua.get_rank() == bagua.get_world_size() - 1 and bagua.get_world_size() > 1 else 6
     message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Linear(10, width))[0]))
@@ -61,15 +56,15 @@ def different_shapes(subject: Subject) -> None:
 
 
 @mistake
-def nothing_to_train(subject: Subject) -> None:
+def nothing_to_train(subject):
     """A model whose parameters are all frozen, or that has none."""
 
-    def frozen() -> nn.Module:
+    def frozen():
         return mlp().requires_grad_(False)
 
-    def action(make: Callable[[], nn.Module]) -> None:
+    def action(make):
         model = make()
-        model.with_bagua([], subject.make())  # type: ignore[operator]
+        model.with_bagua([], subject.make())
         model(torch.zeros(1, 10))
         unwrap(model)
 
@@ -79,9 +74,9 @@ def nothing_to_train(subject: Subject) -> None:
 
 
 @mistake
-def sparse_gradients(subject: Subject) -> None:
+def sparse_gradients(subject):
     """An embedding with sparse gradients is refused by name, or exchanged."""
-    made: list[nn.Module] = []
+    made = []
     if not clear_error(lambda: made.append(wrap(subject, lambda: nn.Embedding(10, 4, sparse=True))[0])):
         (model,) = made
         model(torch.tensor([bagua.get_rank()])).sum().backward()
@@ -92,23 +87,23 @@ def sparse_gradients(subject: Subject) -> None:
 class Complex(nn.Module):
     """A complex parameter beside a real one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(10, 4, dtype=torch.complex64))
         self.real = nn.Parameter(torch.randn(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x.to(torch.complex64) @ self.weight).abs() * self.real
 
 
 @mistake
-def complex_parameters(subject: Subject) -> None:
+def complex_parameters(subject):
     """Trained alike, or refused."""
 
-    def action() -> None:
+    def action():
         model = seeded(Complex, seed=bagua.get_rank())
         optimizers = subject.optimizers(model)
-        model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+        model.with_bagua(optimizers, subject.make())
         for step in range(2):
             optimizers[0].zero_grad()
             model(batch(bagua.get_rank(), step, 4, 10)).square().mean().backward()
@@ -124,11 +119,11 @@ def complex_parameters(subject: Subject) -> None:
 class Unknown(torch.optim.Optimizer):
     """An optimizer that nobody has heard of."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters):
         super().__init__(parameters, {"rate": 0.05})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -136,14 +131,14 @@ class Unknown(torch.optim.Optimizer):
 
 
 @mistake
-def unusual_optimizers(subject: Subject) -> None:
+def unusual_optimizers(subject):
     """Fused, unknown, several, none at all, one for a part of the model: each trains or is refused."""
 
-    def train_with(make: Callable[[nn.Module], Optimizers]) -> Callable[[], None]:
-        def action() -> None:
+    def train_with(make):
+        def action():
             model = seeded(mlp, seed=bagua.get_rank())
             optimizers = make(model)
-            model.with_bagua(optimizers, subject.make())  # type: ignore[operator]
+            model.with_bagua(optimizers, subject.make())
             take_steps(model, optimizers, 3, subject=subject)
             unwrap(model)
 
@@ -152,26 +147,26 @@ def unusual_optimizers(subject: Subject) -> None:
     clear_error(train_with(lambda model: [torch.optim.SGD(model.parameters(), lr=0.01, fused=True)]))
     clear_error(train_with(lambda model: [torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)]))
     clear_error(train_with(lambda model: [Unknown(model.parameters())]))
-    clear_error(train_with(lambda model: [torch.optim.SGD(list(model[0].parameters()), lr=0.01)]))  # type: ignore[index]
+    clear_error(train_with(lambda model: [torch.optim.SGD(list(model[0].parameters()), lr=0.01)]))
     clear_error(
-        train_with(lambda model: [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[0], model[2:])])  # type: ignore[index]
+        train_with(lambda model: [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[0], model[2:])])
     )
     clear_error(train_with(lambda model: []))
-    assert clear_error(train_with(lambda model: ["adam"])), "a text is not an optimizer"  # type: ignore[list-item]
+    assert clear_error(train_with(lambda model: ["adam"])), "a text is not an optimizer"
     still_usable(subject)
 
 
 @mistake
-def gradients_that_are_not_numbers(subject: Subject) -> None:
+def gradients_that_are_not_numbers(subject):
     """nan on one rank hangs nobody."""
     model, optimizers = wrap(subject)
     take_steps(model, optimizers, 1)
 
-    def loss(one: nn.Module, rank: int, step: int) -> Tensor:
+    def loss(one, rank, step):
         return square(one, rank, step) * (float("nan") if rank == 0 else 1.0)
 
     optimizers[0].zero_grad()
-    loss(model, bagua.get_rank(), 0).backward()  # type: ignore[no-untyped-call]
+    loss(model, bagua.get_rank(), 0).backward()
     optimizers[0].step()
     unwrap(model)
     still_usable(subject)

@@ -1,14 +1,10 @@
 """NoLoCo: outer steps on the mean of random pairs."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, adam, nbytes
+from contract.algorithms.case import Case, adam, nbytes
 from contract.algorithms.local_sgd import local_step
-from torch import nn
 
 from bagua.algorithms import NoLoCoAlgorithm
 
@@ -16,13 +12,13 @@ INTERVAL = 2
 RATE, MOMENTUM, CONSENSUS = 0.7, 0.5, 1.0
 
 
-def pairs(count: int, number: int) -> list[list[int]]:
+def pairs(count, number):
     """The pairs of a round; the last rank is alone where the count is odd."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
     return [order[at : at + 2] for at in range(0, count, 2)]
 
 
-def paired(sim: Simulation, hosts: bool = False) -> Iterator[None]:
+def paired(sim, hosts=False):
     """Every other step; pairs of ranks, or of hosts with all their ranks."""
     anchors = sim.state["copied anchors"] = sim.parameters()
     velocities = sim.state["copied velocities"] = [torch.zeros_like(anchor) for anchor in anchors]
@@ -43,12 +39,12 @@ def paired(sim: Simulation, hosts: bool = False) -> Iterator[None]:
         yield
 
 
-def close(world: World, step: int) -> float:
+def close(world, step):
     """Other order of operations."""
     return 2e-6 * (step + 1)
 
 
-def between_hosts(world: World, model: nn.Module) -> float:
+def between_hosts(world, model):
     """With two hosts: all of them meet."""
     return nbytes(model) / INTERVAL
 

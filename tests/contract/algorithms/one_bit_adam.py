@@ -1,14 +1,10 @@
 """1-bit Adam: Adam, then frozen variance and mean momentum, scaled by it, in one bit per element."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, nbytes
-from torch import Tensor, nn
+from contract.algorithms.case import Case, nbytes
 
 from bagua.algorithms import OneBitAdamAlgorithm, OneBitAdamOptimizer
 
@@ -16,18 +12,18 @@ WARM_UP = 3
 RATE, BETA1, BETA2, EPSILON, DECAY, FLOOR = 0.01, 0.9, 0.999, 1e-8, 0.1, 0.1
 
 
-def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimizers(model):
     """Its own."""
     return [OneBitAdamOptimizer(model.parameters(), lr=RATE, warmup_steps=WARM_UP, weight_decay=DECAY, floor=FLOOR)]
 
 
-def floored(sim: Simulation, denominators: Tensor) -> Tensor:
+def floored(sim, denominators):
     """At least a tenth of each parameter's root mean square."""
     parts = denominators.split([parameter.numel() for parameter in sim.models[0].parameters()])
     return torch.cat([part.clamp(min=FLOOR * part.square().mean().sqrt()) for part in parts])
 
 
-def adam_then_frozen(sim: Simulation) -> Iterator[None]:
+def adam_then_frozen(sim):
     """Textbook Adam with decoupled decay; when frozen, the mean of all ranks' m / D moves weights."""
     momentum = torch.zeros_like(sim.parameters()[0])
     variance = torch.zeros_like(momentum)
@@ -51,12 +47,12 @@ def adam_then_frozen(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def close(world: World, step: int) -> float:
+def close(world, step):
     """Other order of operations; the first gradients, divided by themselves, have few bits."""
     return 1e-5 * (step + 1)
 
 
-def one_bit(world: World, step: int) -> float:
+def one_bit(world, step):
     """Between hosts: 0.01 times the magnitude of scaled momentum, about 1, per frozen step; encoded twice."""
     if step < WARM_UP or len(world.hosts) == 1:
         return close(world, step)

@@ -1,15 +1,11 @@
 """PowerSGD: gradients as products of thin matrices, with what they lack added to the next ones."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, plain_sgd, sgd
+from contract.algorithms.case import Case, plain_sgd, sgd
 from contract.algorithms.local_sgd import close, common_step
-from torch import Tensor, nn
 
 from bagua.algorithms import PowerSGDAlgorithm
 
@@ -17,13 +13,13 @@ RANK = 2
 START_AFTER = 2
 
 
-def first_factor(name: str, columns: int) -> Tensor:
+def first_factor(name, columns):
     """Q of the first step, [columns, rank]: the same on all ranks."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"0 {name}".encode()))
     return torch.randn(RANK, columns, generator=generator).t()
 
 
-def compress(sim: Simulation) -> None:
+def compress(sim):
     """One step, parameter by parameter: M = g + e; P = orthonormal(mean M Q); Q = mean Mᵀ P; e = M - P Qᵀ."""
     names = [name for name, _ in sim.models[0].named_parameters()]
     for name in names:
@@ -44,7 +40,7 @@ def compress(sim: Simulation) -> None:
             dict(model.named_parameters())[name].grad = result.clone()
 
 
-def compressed(sim: Simulation) -> Iterator[None]:
+def compressed(sim):
     """From the first step on."""
     for step in range(sim.steps):
         sim.backward(step)
@@ -53,7 +49,7 @@ def compressed(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def compressed_later(sim: Simulation) -> Iterator[None]:
+def compressed_later(sim):
     """After steps in full precision."""
     for step in range(sim.steps):
         if step < START_AFTER:
@@ -65,17 +61,17 @@ def compressed_later(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def rounding(world: World, step: int) -> float:
+def rounding(world, step):
     """Products and bases differ in their last bits; bases of nearly dependent columns in more."""
     return 2e-5 * (step + 1)
 
 
-def later(world: World, step: int) -> float:
+def later(world, step):
     """Exact sums at first."""
     return close(world, step) if step < START_AFTER else rounding(world, step)
 
 
-def thin(world: World, model: nn.Module) -> float:
+def thin(world, model):
     """P and Q of each matrix, and vectors as they are, in float32."""
     shapes = [tuple(parameter.shape) for parameter in model.parameters()]
     return 4.0 * sum(shape[0] if len(shape) == 1 else RANK * sum(shape) for shape in shapes)

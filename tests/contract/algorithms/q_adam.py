@@ -1,54 +1,44 @@
 """QAdam: Adam, whose momentum is averaged encoded after a warm-up."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from contract.algorithms.case import Case, Simulation, World
+from contract.algorithms.case import Case
 from contract.algorithms.decentralized import accumulate
 from contract.algorithms.exchange import Coder, share
-from torch import Tensor, nn
 
 from bagua.algorithms import QAdamAlgorithm, QAdamOptimizer
 
 WARM_UP = 3
-SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.01}
+SETTINGS = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.01}
 SMALL, LARGE = 1e-8, 0.1
 """Values of eps: with the large one an error of momentum is an error of the weights that can be told beforehand."""
-
-Mean = Callable[[Simulation, list[Tensor]], Tensor]
-Passes = Callable[[int], tuple[int, ...]]
 
 
 FLOOR = 0.1
 
 
-def optimizers(model: nn.Module, eps: float = SMALL, floor: float = 0.0) -> list[torch.optim.Optimizer]:
+def optimizers(model, eps=SMALL, floor=0.0):
     """Two groups of settings, the second with another rate of decay."""
     first, *others = model.parameters()
     groups = [{"params": [first]}, {"params": others, "weight_decay": 0.0, "betas": (0.8, 0.99)}]
     return [QAdamOptimizer(groups, warmup_steps=WARM_UP, eps=eps, floor=floor, **SETTINGS)]
 
 
-def settings(sim: Simulation) -> tuple[Tensor, Tensor]:
+def settings(sim):
     """Weight decay and β1 of every element."""
     first, *others = (parameter.numel() for parameter in sim.models[0].parameters())
     sizes = torch.tensor([first, sum(others)])
     return torch.tensor([0.01, 0.0]).repeat_interleave(sizes), torch.tensor([0.9, 0.8]).repeat_interleave(sizes)
 
 
-def floored(sim: Simulation, squares: Tensor) -> Tensor:
+def floored(sim, squares):
     """At least a hundredth of each parameter's mean."""
     parts = squares.split([parameter.numel() for parameter in sim.models[0].parameters()])
     return torch.cat([part.clamp(min=FLOOR**2 * part.mean()) for part in parts])
 
 
-def adam_of_means(
-    sim: Simulation, mean: Mean, passes: Passes = lambda _: (), eps: float = SMALL, scaled: bool = False
-) -> Iterator[None]:
+def adam_of_means(sim, mean, passes=lambda _: (), eps=SMALL, scaled=False):
     """By the formula, without the optimizer: one pass over flat vectors. ``scaled``: the mean is one of momentum
     divided by its denominator, and v has a floor."""
     decay, beta1 = settings(sim)
@@ -71,12 +61,12 @@ def adam_of_means(
         yield
 
 
-def as_it_is(sim: Simulation, values: list[Tensor]) -> Tensor:
+def as_it_is(sim, values):
     """The mean."""
     return sim.mean(values)
 
 
-def twice_encoded(codec: str, fed_back: bool, sim: Simulation, values: list[Tensor]) -> Tensor:
+def twice_encoded(codec, fed_back, sim, values):
     """C(mean of C(m_i)), with what was lost in both, as on one host."""
     size = values[0].numel()
     if "code" not in sim.state:
@@ -88,22 +78,22 @@ def twice_encoded(codec: str, fed_back: bool, sim: Simulation, values: list[Tens
     return code(mean, sim.state["lost of means"])
 
 
-def decode_error(size: float) -> Callable[[World, int], float]:
+def decode_error(size):
     """An update is lr m / (1-β1^k) / (√v + 0.1) at most; ``size`` of momentum, which is at most 1/2, is lost."""
     return lambda world, step: 1e-5 + (0.01 / 0.34 * size * 5 * max(0, step + 1 - WARM_UP) if far(world) else 0.0)
 
 
-def scaled_error(world: World, step: int) -> float:
+def scaled_error(world, step):
     """An update is lr / (1-β1^k) times the mean of m / D, of which one bit loses as much as there is: about 1."""
     return ROUNDING + (0.01 / 0.34 * 2 * max(0, step + 1 - WARM_UP) if far(world) else 0.0)
 
 
-def far(world: World) -> bool:
+def far(world):
     """Whether anything is encoded."""
     return len(world.hosts) > 1
 
 
-def two_passes(step: int) -> tuple[int, ...]:
+def two_passes(step):
     """Batches of a step with accumulation."""
     return (step, step + 50)
 

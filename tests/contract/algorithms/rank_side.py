@@ -1,23 +1,18 @@
 """Ranks of the contract suite: they run one job after the other, each with a deadline and a file for what it found."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 sys.path.append(os.getcwd())  # where a user's algorithm may be
 
 from contract.algorithms import leaks, load_cases
-from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_model
+from contract.algorithms.case import flat, seeded, volume_loss, volume_model
 from contract.algorithms.general import CHECKS
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import subject_of
@@ -33,14 +28,14 @@ PATIENCE_S = 15.0
 theirs, shows where it stands, and ends. On a machine that is lent for minutes tests/gpu says how long is too long."""
 
 
-def rank_jobs(names: list[str], folder: str) -> None:
+def rank_jobs(names, folder):
     """Does the jobs ("case NAME", "volume NAME", "check SUBJECT CHECK", "switch ROUNDS") in their order. Writes what
     each returned, or its error, to a file."""
     bagua.init_process_group()
     compare_replicas()
     for number, name in enumerate(names):
         faulthandler.dump_traceback_later(JOB_DEADLINE_S, exit=True)
-        found: dict[str, Any] = {}
+        found = {}
         try:
             found["result"] = job(name)()
         except BaseException:
@@ -53,13 +48,13 @@ def rank_jobs(names: list[str], folder: str) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def compare_replicas(every: int = 1) -> None:
+def compare_replicas(every=1):
     """From now on models compare theirs after each such exchange, and raise BaguaError where they differ."""
     os.environ[VARIABLE] = "error"
     replica_check.EVERY = every
 
 
-def job(name: str) -> Callable[[], Any]:
+def job(name):
     """The function of a job."""
     kind, _, rest = name.partition(" ")
     if kind == "case":
@@ -74,7 +69,7 @@ def job(name: str) -> Callable[[], Any]:
     raise ValueError(f"Unknown job {name!r}.")
 
 
-def check_identical(model: nn.Module) -> None:
+def check_identical(model):
     """All ranks hold the same bits."""
     for name, parameter in model.named_parameters():
         mine = on_host(parameter.detach()).contiguous().view(-1).view(torch.uint8)
@@ -83,7 +78,7 @@ def check_identical(model: nn.Module) -> None:
         assert bool((everyone == everyone[0]).all()), f"{name} differs between ranks"
 
 
-def one_step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: Any, rank: int, step: int) -> None:
+def one_step(model, optimizers, loss, rank, step):
     """One pass, one step of every optimizer."""
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -92,7 +87,7 @@ def one_step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: An
         optimizer.step()
 
 
-def wrapped(case: Case, make: Callable[[], nn.Module]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def wrapped(case, make):
     """A model with other parameters on every rank before it is wrapped, and its optimizers."""
     if case.bucket_bytes is None:
         os.environ.pop("BAGUA_DEFAULT_BUCKET_SIZE", None)
@@ -100,10 +95,10 @@ def wrapped(case: Case, make: Callable[[], nn.Module]) -> tuple[nn.Module, list[
         os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = str(case.bucket_bytes)
     model = seeded(make, seed=bagua.get_rank())
     optimizers = case.optimizers(model)
-    return model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers  # type: ignore[operator]
+    return model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
 
 
-def train_case(case: Case) -> list[torch.Tensor]:
+def train_case(case):
     """Parameters after each step."""
     model, optimizers = wrapped(case, case.model)
     train = case.train or one_step
@@ -114,11 +109,11 @@ def train_case(case: Case) -> list[torch.Tensor]:
         if case.must_be_equal(step):
             check_identical(model)
         case.check(model, step)
-    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    model.bagua_ddp.close()
     return found
 
 
-def sent_after_barrier() -> int:
+def sent_after_barrier():
     """Bytes that this host's engine has sent so far, once all ranks are here. No rank sends more before all have read:
     pairs of ranks exchange without the others."""
     bagua.barrier()
@@ -127,7 +122,7 @@ def sent_after_barrier() -> int:
     return sent
 
 
-def volume(case: Case) -> float:
+def volume(case):
     """Bytes that this host sent per step, once the first steps are over."""
     os.environ[VARIABLE] = "off"
     model, optimizers = wrapped(case, volume_model)
@@ -142,5 +137,5 @@ def volume(case: Case) -> float:
             before = sent_after_barrier()
         train(model, optimizers, volume_loss, bagua.get_rank(), step)
     sent = sent_after_barrier() - before + idle
-    model.bagua_ddp.close()  # type: ignore[operator, union-attr]
+    model.bagua_ddp.close()
     return sent / steps

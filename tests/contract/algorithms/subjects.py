@@ -37,17 +37,17 @@ class Subject:
     even: bool = False
 
 
-def q_adam(model: nn.Module) -> Optimizers:
+def q_adam(model):
     """The optimizer of QAdam, which is soon beyond its warm-up."""
     return [QAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
 
 
-def one_bit_adam(model: nn.Module) -> Optimizers:
+def one_bit_adam(model):
     """The optimizer of 1-bit Adam, likewise."""
     return [OneBitAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
 
 
-def zero_one_adam(model: nn.Module) -> Optimizers:
+def zero_one_adam(model):
     """The optimizer of 0/1 Adam, likewise."""
     return [ZeroOneAdamOptimizer(model.parameters(), lr=1e-2, var_freeze_step=3, betas=(0.9, 0.9))]
 
@@ -76,19 +76,19 @@ REGISTERED = {
 }
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name):
     """The subject that a test's parameter names: a registered name, or MODULE:CLASS, "~" before it if replicas may
     differ."""
     if ":" in name:
         module, _, attribute = name.removeprefix("~").partition(":")
-        made: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
+        made = getattr(importlib.import_module(module), attribute)
         return Subject(name, made, replicas_equal=not name.startswith("~"))
     how = REGISTERED.get(name, Registered())
     make = lambda: Algorithm.init(name, **how.arguments)  # noqa: E731
     return Subject(name, make, how.replicas_equal, how.optimizers, how.even)
 
 
-def problem_with(name: str) -> str:
+def problem_with(name):
     """Why the algorithm that --algorithm names can't be checked; empty if it can."""
     if ":" not in name:
         known = name in GlobalAlgorithmRegistry.available_algorithms()
@@ -103,6 +103,6 @@ def problem_with(name: str) -> str:
     return "" if isinstance(made, Algorithm) else f"--algorithm {name} is a {type(made).__name__}, no Algorithm."
 
 
-def registered_names() -> list[str]:
+def registered_names():
     """Of all algorithms that come with the library; "combine" makes the others."""
     return [name for name in GlobalAlgorithmRegistry.available_algorithms() if name != "combine"]

@@ -1,14 +1,10 @@
 """Top-k: the largest gradients now, the others later."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, nbytes, plain_sgd
+from contract.algorithms.case import Case, nbytes, plain_sgd
 from contract.algorithms.gradient_allreduce import mean_of_gradients
-from torch import Tensor
 
 from bagua.algorithms import TopKAlgorithm
 
@@ -16,20 +12,20 @@ WARM_UP = 3
 DENSITY = 0.1
 
 
-def full_first(world: World, step: int) -> float:
+def full_first(world, step):
     """Full precision at first; then rate times gradients of at most 1 that have not been sent, in every step."""
     if step < WARM_UP or len(world.hosts) == 1:
         return 0.0 if world.n < 3 else 1e-6
     return 0.05 * 2.0 * (step + 1 - WARM_UP)
 
 
-def largest(values: Tensor) -> Tensor:
+def largest(values):
     """A tenth of the values, zeros for the others."""
     kept = values.abs().topk(-(-values.numel() * round(DENSITY * 65536) // 65536)).indices
     return torch.zeros_like(values).index_copy_(0, kept, values[kept])
 
 
-def sparse_means(sim: Simulation) -> Iterator[None]:
+def sparse_means(sim):
     """Every rank sends the largest of g_i + e_i, and keeps the others in e_i; so does the mean, with an error that all
     ranks know. As it is where ranks of one host exchange encoded gradients."""
     errors = sim.state["errors"] = [torch.zeros_like(values) for values in sim.parameters()]

@@ -1,15 +1,11 @@
 """0/1 Adam: variance from some steps, then local steps with frozen variance."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from contract.algorithms.case import Case, Simulation, World, nbytes
+from contract.algorithms.case import Case, nbytes
 from contract.algorithms.one_bit_adam import BETA1, BETA2, DECAY, EPSILON, FLOOR, RATE, floored
-from torch import nn
 
 from bagua.algorithms import ZeroOneAdamAlgorithm, ZeroOneAdamOptimizer
 
@@ -21,7 +17,7 @@ MEETINGS = {6, 7, 9, 11}
 """One step, then, after two steps with frozen variance, two."""
 
 
-def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimizers(model):
     """Its own."""
     return [
         ZeroOneAdamOptimizer(
@@ -37,7 +33,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rarely_together(sim: Simulation) -> Iterator[None]:
+def rarely_together(sim):
     """Adam from mean gradients, whose variance takes part in some steps; then every rank for itself, and meetings in
     which weights become their mean, and momentum what would have moved them so."""
     anchor = sim.parameters()[0]
@@ -74,17 +70,17 @@ def rarely_together(sim: Simulation) -> Iterator[None]:
         yield
 
 
-def close(world: World, step: int) -> float:
+def close(world, step):
     """Other order of operations; the first gradients, divided by themselves, have few bits."""
     return 1e-5 * (step + 1)
 
 
-def one_bit(world: World, step: int) -> float:
+def one_bit(world, step):
     """Between hosts: 0.01 times the magnitude of scaled gradients, about 1, per step; encoded twice."""
     return close(world, step) if step < 3 or len(world.hosts) == 1 else 0.01 * 6 * (step - 2)
 
 
-def together(step: int) -> bool:
+def together(step):
     """Whether replicas are equal after the step."""
     return step + 1 <= FREEZE or step + 1 in MEETINGS
 

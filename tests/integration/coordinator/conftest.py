@@ -1,7 +1,5 @@
 """A real coordinator process, and the other end of its wire: a scripted node daemon that speaks NodeService."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -11,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -45,12 +41,12 @@ class CoordinatorProcess:
 
     def __init__(
         self,
-        state_dir: Path,
-        *arguments: str,
-        listen: str = "",  # a port of loopback
-        descriptors: int | None = None,
-        **environment: str,
-    ) -> None:
+        state_dir,
+        *arguments,
+        listen="",  # a port of loopback
+        descriptors=None,
+        **environment,
+    ):
         ready, write_end = os.pipe()
         listen = listen or f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", listen]
@@ -58,50 +54,46 @@ class CoordinatorProcess:
         if descriptors is not None:
             command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
         self.process = subprocess.Popen(
-            command,
-            pass_fds=[write_end],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **FAST, **environment},
+            command, pass_fds=[write_end], stderr=subprocess.PIPE, text=True, env={**os.environ, **FAST, **environment}
         )
         os.close(write_end)
         with os.fdopen(ready) as lines:
             assert select.select([lines], [], [], WAIT_S)[0], "no ready line"
             line = json.loads(lines.readline() or "{}")
-        self.address: str = line.get("address", "")
-        self.dashboard: str = line.get("dashboard", "")
-        self.error: str = line.get("error", "")
+        self.address = line.get("address", "")
+        self.dashboard = line.get("dashboard", "")
+        self.error = line.get("error", "")
         self.token_file = Path(line.get("token_file", "/nowhere"))
         self.tls = TlsFiles.in_folder(Path(line["tls"])) if line.get("tls") else None
         self.state_dir = state_dir
-        self._errors: list[str] = []
+        self._errors = []
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
 
-    def _drain(self) -> None:
+    def _drain(self):
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             self._errors += lines
 
     @property
-    def token(self) -> str:
+    def token(self):
         return self.token_file.read_text()
 
-    def client(self) -> Client:
+    def client(self):
         return Client(self.address, token=self.token, tls=self.tls)
 
-    def channel(self) -> grpc.Channel:
+    def channel(self):
         if self.tls is None:
             return grpc.insecure_channel(self.address)
         return grpc.secure_channel(self.address, channel_credentials(self.tls))
 
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+    def end(self, number=signal.SIGTERM):
         """(exit code, stderr)."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.wait()
 
-    def wait(self) -> tuple[int, str]:
+    def wait(self):
         code = self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
         return code, "".join(self._errors)
@@ -110,20 +102,10 @@ class CoordinatorProcess:
 class Peer:
     """A node daemon's end of the stream. Sends what the test says, and heartbeats by itself."""
 
-    def __init__(
-        self,
-        coordinator: CoordinatorProcess,
-        node_id: str,
-        slots: int = 2,
-        boot_id: str = "boot-1",
-        jobs: tuple[node_pb2.LocalJob, ...] = (),
-        heartbeat_s: float = 0.2,
-        hello: node_pb2.NodeFact | None = None,
-        token: str = "",
-    ) -> None:
+    def __init__(self, coordinator, node_id, slots=2, boot_id="boot-1", jobs=(), heartbeat_s=0.2, hello=None, token=""):
         self.node_id = node_id
-        self._outgoing: queue.SimpleQueue[node_pb2.NodeFact | None] = queue.SimpleQueue()
-        self._incoming: queue.SimpleQueue[node_pb2.Directive | grpc.RpcError | None] = queue.SimpleQueue()
+        self._outgoing = queue.SimpleQueue()
+        self._incoming = queue.SimpleQueue()
         self._channel = coordinator.channel()
         self._heartbeat_s = heartbeat_s
         introduction = node_pb2.Hello(
@@ -141,7 +123,7 @@ class Peer:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def _facts(self) -> Iterator[node_pb2.NodeFact]:
+    def _facts(self):
         while True:
             try:
                 fact = self._outgoing.get(timeout=self._heartbeat_s or None)
@@ -151,7 +133,7 @@ class Peer:
                 return
             yield fact
 
-    def _read(self) -> None:
+    def _read(self):
         try:
             for directive in self._call:
                 self._incoming.put(directive)
@@ -159,10 +141,10 @@ class Peer:
             self._incoming.put(error)
         self._incoming.put(None)
 
-    def send(self, fact: node_pb2.NodeFact) -> None:
+    def send(self, fact):
         self._outgoing.put(fact)
 
-    def next(self, timeout: float = WAIT_S) -> Any:
+    def next(self, timeout=WAIT_S):
         """The content of the next directive. Raises the stream's error."""
         found = self._incoming.get(timeout=timeout)
         if isinstance(found, grpc.RpcError):
@@ -170,12 +152,12 @@ class Peer:
         assert found is not None, "the stream ended"
         return getattr(found, str(found.WhichOneof("directive")))
 
-    def expect(self, kind: type, timeout: float = WAIT_S) -> Any:
+    def expect(self, kind, timeout=WAIT_S):
         found = self.next(timeout)
         assert isinstance(found, kind), f"{self.node_id} got {found}"
         return found
 
-    def quiet(self, seconds: float = 0.5) -> bool:
+    def quiet(self, seconds=0.5):
         """True if nothing comes."""
         try:
             self._incoming.get(timeout=seconds)
@@ -183,20 +165,14 @@ class Peer:
             return True
         return False
 
-    def report(
-        self,
-        run: node_pb2.RunJob | node_pb2.StopJob,
-        phase: int,
-        states: dict[int, common_pb2.RankStatus] | None = None,
-        **more: Any,
-    ) -> None:
+    def report(self, run, phase, states=None, **more):
         ranks = [
             common_pb2.RankStatus(rank=rank, node_id=self.node_id, **status) for rank, status in (states or {}).items()
         ]
         local = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=phase, ranks=ranks, **more)
         self.send(node_pb2.NodeFact(job=local))
 
-    def close(self) -> None:
+    def close(self):
         self._outgoing.put(None)
         self._call.cancel()
         self._thread.join(WAIT_S)
@@ -204,11 +180,11 @@ class Peer:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
+def start(tmp_path):
     """Starts coordinators; those that still run at the end are stopped."""
-    running: list[CoordinatorProcess] = []
+    running = []
 
-    def start_one(*arguments: str, state_dir: Path | None = None, **more: str) -> CoordinatorProcess:
+    def start_one(*arguments, state_dir=None, **more):
         made = CoordinatorProcess(state_dir or tmp_path / "state", *arguments, **more)
         running.append(made)
         return made
@@ -221,14 +197,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
 
 
 @pytest.fixture
-def coordinator(start: Callable[..., CoordinatorProcess]) -> CoordinatorProcess:
+def coordinator(start):
     process = start()
     assert not process.error
     return process
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+def shared(tmp_path_factory):
     """One coordinator for all tests that leave nothing behind."""
     process = CoordinatorProcess(tmp_path_factory.mktemp("shared"))
     assert not process.error
@@ -238,14 +214,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 
 
 @pytest.fixture
-def shared_client(shared: CoordinatorProcess) -> Iterator[Client]:
+def shared_client(shared):
     with shared.client() as made:
         yield made
         assert not made.list()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+def served(tmp_path_factory):
     """A coordinator with a dashboard."""
     process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0", **PATIENT)
     assert process.dashboard, process.end()
@@ -255,7 +231,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 
 
 @pytest.fixture(scope="module")
-def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
+def peers(served):
     """Two scripted nodes of it."""
     made = [Peer(served, name) for name in ("a", "b")]
     for peer in made:
@@ -266,11 +242,11 @@ def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Peer]]:
+def connect():
     """Connects scripted nodes and waits for their Welcome."""
-    peers: list[Peer] = []
+    peers = []
 
-    def connect_one(coordinator: CoordinatorProcess, node_id: str, welcome: bool = True, **more: Any) -> Peer:
+    def connect_one(coordinator, node_id, welcome=True, **more):
         peer = Peer(coordinator, node_id, **more)
         peers.append(peer)
         if welcome:
@@ -283,16 +259,16 @@ def connect() -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
-def client(coordinator: CoordinatorProcess) -> Iterator[Client]:
+def client(coordinator):
     with coordinator.client() as made:
         yield made
 
 
 @pytest.fixture
-def until() -> Callable[..., Any]:
+def until():
     """Waits for a job to be in a state, by watching it."""
 
-    def wait_for(client: Client, job_id: str, *states: int) -> Any:
+    def wait_for(client, job_id, *states):
         deadline = time.monotonic() + WAIT_S
         for update in client.watch(job_id):
             if update.WhichOneof("update") == "job" and update.job.state in states:

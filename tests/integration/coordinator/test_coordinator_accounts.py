@@ -1,39 +1,29 @@
 """Accounts against a real coordinator: roles, namespaces, revocation, the audit log, secrets in memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
-from bagua.base.errors import (
-    ConflictError,
-    ForbiddenError,
-    InvalidRequestError,
-    NotFoundError,
-    UnauthenticatedError,
-)
+from bagua.base.errors import ConflictError, ForbiddenError, InvalidRequestError, NotFoundError, UnauthenticatedError
 from bagua.client import Client, pack
 from bagua.proto import common_pb2 as c
-from bagua.proto import job_pb2, node_pb2
+from bagua.proto import node_pb2
 
 WAIT_S = 60.0
 
 
-def spec(name: str = "x", **more) -> c.JobSpec:
+def spec(name="x", **more):
     return c.JobSpec(name=name, entry="x", nnodes=1, nproc_per_node=1, placement_timeout_s=600, **more)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory) -> Iterator:
+def service(tmp_path_factory):
     from tests.integration.coordinator.conftest import CoordinatorProcess
 
     process = CoordinatorProcess(tmp_path_factory.mktemp("accounts"), "--log-json")
@@ -44,16 +34,16 @@ def service(tmp_path_factory) -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def admin(service) -> Iterator[Client]:
+def admin(service):
     with service.client() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def as_user(service, admin) -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
+def as_user(service, admin):
+    made = []
 
-    def one(name: str, role: str, namespace: str = "") -> Client:
+    def one(name, role, namespace=""):
         made.append(Client(service.address, token=admin.accounts.create(name, role, namespace).secret))
         return made[-1]
 
@@ -63,7 +53,7 @@ def as_user(service, admin) -> Iterator[Callable[..., Client]]:
 
 
 @pytest.fixture(scope="module")
-def people(as_user) -> dict[str, Client]:
+def people(as_user):
     return {
         "ann": as_user("ann", "submit", "red"),
         "ben": as_user("ben", "submit", "red"),
@@ -75,7 +65,7 @@ def people(as_user) -> dict[str, Client]:
 
 
 @pytest.fixture(scope="module")
-def job(people) -> job_pb2.Job:
+def job(people):
     return people["ann"].submit(spec("secretive", env={"PLAN": "hidden-plan"}), idempotency_key="one")
 
 
@@ -341,7 +331,7 @@ def test_secrets_can_not_be_given_twice(admin):
         admin.submit(spec(secrets=["A"]))
 
 
-def cli(service, token: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def cli(service, token, *arguments):
     command = [sys.executable, "-P", "-m", "bagua.cli.main", *arguments]
     command += ["--coordinator", service.address, "--token-file", str(token)]
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)

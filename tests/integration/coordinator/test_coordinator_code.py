@@ -1,9 +1,5 @@
 """Code that is shipped, through a real coordinator: from a client's folder to the stream of a node."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from bagua.base.code_archive import pieces_of
@@ -13,7 +9,7 @@ from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
 
-def test_from_a_folder_to_a_node(coordinator, client, connect, tmp_path: Path) -> None:
+def test_from_a_folder_to_a_node(coordinator, client, connect, tmp_path):
     peer = connect(coordinator, "a")
     folder = tmp_path / "project"
     folder.mkdir()
@@ -38,7 +34,7 @@ def test_from_a_folder_to_a_node(coordinator, client, connect, tmp_path: Path) -
     client.cancel(job.job_id)
 
 
-def test_what_is_refused(shared_client, tmp_path: Path) -> None:
+def test_what_is_refused(shared_client, tmp_path):
     digest = "0" * 64
     for code, workdir, words in (
         (c.CodeArchive(digest=digest, bytes=5), "", "upload it before"),

@@ -4,17 +4,12 @@ Processor time of the coordinator's process alone, with simulated daemons in ano
 what it takes, and a part of what it took when each fact looked at everything. ``tests/bench/control_plane.py`` has
 larger cases and times."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
 from rig.coordinator.fleet import TRIVIAL, FleetProcess
 
-from bagua.client import Client
 from bagua.proto import common_pb2
 
 WAITING = 600
@@ -25,18 +20,18 @@ RANKS = 8
 WIDE_BUDGET_S = 2.0
 
 
-def spec(entry: str, nnodes: int = 1, nproc: int = 1) -> common_pb2.JobSpec:
+def spec(entry, nnodes=1, nproc=1):
     return common_pb2.JobSpec(
         entry=entry, no_python=True, nnodes=nnodes, nproc_per_node=nproc, placement_timeout_s=3600.0, stop_grace_s=5.0
     )
 
 
-def cpu_s(process: psutil.Process) -> float:
+def cpu_s(process):
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def ended(client: Client, job_id: str, deadline_s: float = 120.0) -> int:
+def ended(client, job_id, deadline_s=120.0):
     deadline = time.monotonic() + deadline_s
     for update in client.watch(job_id):
         if update.WhichOneof("update") == "job" and update.job.state >= common_pb2.JOB_STATE_SUCCEEDED:
@@ -46,14 +41,14 @@ def ended(client: Client, job_id: str, deadline_s: float = 120.0) -> int:
 
 
 @pytest.fixture
-def coordinator(start: Callable[..., Any]) -> Any:
+def coordinator(start):
     """With the usual clocks: those of other tests beat ten times as often."""
     times = {"HEARTBEAT_S": "2", "LEASE_S": "20", "JOB_LEASE_S": "20", "FENCE_AFTER": "20"}
     return start(**{f"BAGUA_COORDINATOR_{name}": value for name, value in times.items()})
 
 
 @pytest.mark.full
-def test_trivial_jobs_past_many_that_wait(coordinator: Any, client: Client) -> None:
+def test_trivial_jobs_past_many_that_wait(coordinator, client):
     process = psutil.Process(coordinator.process.pid)
     with FleetProcess(coordinator.address, coordinator.token, 1, 8) as fleet:
         fleet.wait_connected()
@@ -67,7 +62,7 @@ def test_trivial_jobs_past_many_that_wait(coordinator: Any, client: Client) -> N
         assert spent < QUEUE_BUDGET_S
 
 
-def test_a_wide_job_runs_and_is_cancelled(coordinator: Any, client: Client) -> None:
+def test_a_wide_job_runs_and_is_cancelled(coordinator, client):
     process = psutil.Process(coordinator.process.pid)
     with FleetProcess(coordinator.address, coordinator.token, HOSTS, RANKS) as fleet:
         fleet.wait_connected()

@@ -3,8 +3,6 @@
 The limit of file sizes stands for the disk: it needs no root, and can be lifted while the coordinator runs.
 """
 
-from __future__ import annotations
-
 import resource
 
 import pytest
@@ -18,7 +16,7 @@ DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=30.0, stop_grace_s=1.0)
 
 
-def limit_files(pid: int, size: int = resource.RLIM_INFINITY) -> None:
+def limit_files(pid, size=resource.RLIM_INFINITY):
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 

@@ -1,7 +1,5 @@
 """The life of jobs, seen from both ends of the wire: a user's client, and node daemons that the test plays."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -15,12 +13,12 @@ RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 
 
-def spec(nnodes: int = 2, nproc: int = 2, **more) -> c.JobSpec:
+def spec(nnodes=2, nproc=2, **more):
     given = {"placement_timeout_s": 30.0, "stop_grace_s": 1.0, "args": ["--epochs", "1"], **more}
     return c.JobSpec(name="digits", entry="train.py", nnodes=nnodes, nproc_per_node=nproc, **given)
 
 
-def start_one_node_job(client, peer, until, nproc: int = 2) -> n.RunJob:
+def start_one_node_job(client, peer, until, nproc=2):
     """A job that runs on one node."""
     job = client.submit(spec(1, nproc))
     run = peer.expect(n.RunJob)
@@ -306,7 +304,7 @@ def test_a_heartbeat_is_acknowledged_where_that_is_asked_for(coordinator, connec
     a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=2**40)))
     ack = a.expect(n.HeartbeatAck)
     assert (ack.seq, ack.heartbeat_s) == (2**40, welcome.heartbeat_s)  # one node speaks as often as it likes
-    answered: list[int] = []
+    answered = []
     for seq in range(1, 1_000):  # the daemon goes on asking until it has an answer
         a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=seq)))
         if not a.quiet(0.01):

@@ -1,10 +1,6 @@
 """Jobs with large arguments, evil names and values that are no numbers: everybody else's commands go on."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,14 +14,14 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b"
 
 
 @pytest.fixture
-def bagua(coordinator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def bagua(coordinator, monkeypatch):
     """Runs the command line; returns what it printed."""
     monkeypatch.setenv("BAGUA_COORDINATOR", coordinator.address)
     monkeypatch.setenv("BAGUA_TOKEN_FILE", str(coordinator.token_file))
     for name in ("BAGUA_TOKEN", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments: str, code: int = 0) -> str:
+    def run(*arguments, code=0):
         done = CliRunner().invoke(app, arguments)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
@@ -35,14 +31,14 @@ def bagua(coordinator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def valid(text: str) -> Any:
-    def refuse(name: str) -> None:
+def valid(text):
+    def refuse(name):
         raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
-def test_seventy_jobs_of_a_megabyte_leave_every_command_working(client, bagua) -> None:
+def test_seventy_jobs_of_a_megabyte_leave_every_command_working(client, bagua):
     half = "x" * 510_000
     spec = c.JobSpec(name="large", entry="t.py", args=[half], env={"E": half}, nnodes=9, nproc_per_node=1)
     spec.placement_timeout_s = 3_600
@@ -58,7 +54,7 @@ def test_seventy_jobs_of_a_megabyte_leave_every_command_working(client, bagua) -
     assert jobs[3] in bagua("job", "cancel", jobs[3][:-1])
 
 
-def test_a_specification_that_is_too_large_is_refused_in_words(client) -> None:
+def test_a_specification_that_is_too_large_is_refused_in_words(client):
     for size in (600_000, 1_100_000, 5_000_000):
         spec = c.JobSpec(name="x", entry="t.py", args=["x" * size], nnodes=1, nproc_per_node=1)
         with pytest.raises(InvalidRequestError, match=r"^spec(\.args)? has \d+ bytes; \d+ is the limit"):
@@ -66,7 +62,7 @@ def test_a_specification_that_is_too_large_is_refused_in_words(client) -> None:
     assert not client.list()
 
 
-def test_pages_are_followed(coordinator, client, connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_followed(coordinator, client, connect, monkeypatch):
     monkeypatch.setattr("bagua.client.client.PAGE", 2)
     spec = c.JobSpec(entry="t.py", nnodes=9, nproc_per_node=1, placement_timeout_s=3_600)
     jobs = [client.submit(spec).job_id for _ in range(5)][::-1]
@@ -77,7 +73,7 @@ def test_pages_are_followed(coordinator, client, connect, monkeypatch: pytest.Mo
     assert [node.node_id for node in client.nodes()] == ["a", "b", "c"]
 
 
-def test_what_others_name_is_shown_and_not_obeyed(coordinator, client, connect, bagua, until) -> None:
+def test_what_others_name_is_shown_and_not_obeyed(coordinator, client, connect, bagua, until):
     peer = connect(coordinator, f"node{EVIL}")
     job = client.submit(c.JobSpec(name=EVIL, entry=EVIL, args=[EVIL], workdir=f"/{EVIL}", nnodes=1, nproc_per_node=1))
     run = peer.expect(n.RunJob)
@@ -99,7 +95,7 @@ def test_what_others_name_is_shown_and_not_obeyed(coordinator, client, connect, 
             assert progress["metrics"] == {"loss": "NaN", "best": "Infinity", "worst": "-Infinity", EVIL: 1.0}
 
 
-def test_an_ambiguous_beginning_names_the_jobs(client, bagua) -> None:
+def test_an_ambiguous_beginning_names_the_jobs(client, bagua):
     spec = c.JobSpec(entry="t.py", nnodes=9, nproc_per_node=1, placement_timeout_s=3_600)
     jobs = sorted(client.submit(spec).job_id for _ in range(3))
     with pytest.raises(Exception, match=f"'job-' is the beginning of 3 jobs: {', '.join(jobs)}. Give more of the id"):

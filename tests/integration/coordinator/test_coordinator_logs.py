@@ -1,7 +1,5 @@
 """Logs of ranks travel from the node through the coordinator to whoever reads."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import signal
@@ -31,7 +29,7 @@ def run(coordinator, client, connect, until):
     return a, order
 
 
-def reply(peer, read: n.ReadLog, data: bytes, offset: int = 0, **more) -> None:
+def reply(peer, read, data, offset=0, **more):
     chunk = c.LogChunk(rank=read.rank, data=data, offset=offset, **more)
     peer.send(n.NodeFact(log=n.LogReply(request_id=read.request_id, chunk=chunk)))
 
@@ -39,20 +37,20 @@ def reply(peer, read: n.ReadLog, data: bytes, offset: int = 0, **more) -> None:
 class Reading(threading.Thread):
     """Reads in the background."""
 
-    def __init__(self, client, job_id: str, **more) -> None:
+    def __init__(self, client, job_id, **more):
         super().__init__(daemon=True)
-        self.chunks: list[c.LogChunk] = []
+        self.chunks = []
         self.call = client.logs(job_id, **more)
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         for chunk in self.call:
             self.chunks.append(chunk)
 
-    def texts(self) -> dict[int, bytes]:
+    def texts(self):
         self.join(20)
         assert not self.is_alive()
-        found: dict[int, bytes] = {}
+        found = {}
         for chunk in self.chunks:
             assert chunk.offset == len(found.get(chunk.rank, b"")) or not chunk.data
             found[chunk.rank] = found.get(chunk.rank, b"") + chunk.data
@@ -87,7 +85,7 @@ def test_the_node_is_told_when_the_reader_goes_away(coordinator, run):
     with coordinator.client() as reader:
         stream = reader.logs(order.job_id, ranks=[0], follow=True)
 
-        def read_on() -> None:
+        def read_on():
             with pytest.raises(UnavailableError, match="closed"):
                 next(stream)
 
@@ -112,7 +110,7 @@ def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
     assert "node a is not connected" in late[0].error
 
 
-def held(order: n.RunJob) -> n.LocalJob:
+def held(order):
     """The words of a daemon that comes back."""
     ranks = [c.RankStatus(rank=rank, **RUNNING) for rank in (0, 1)]
     return n.LocalJob(job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks)
@@ -163,7 +161,7 @@ def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connec
         order = a.expect(n.RunJob)
         a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
         until(client, job.job_id, c.JOB_STATE_RUNNING)
-        away: list[str] = []
+        away = []
         reading = Reading(client, job.job_id, follow=True, tail=3, on_away=away.append)
         reads = {read.rank: read for read in (a.expect(n.ReadLog), a.expect(n.ReadLog))}
         reply(a, reads[0], b"be")

@@ -1,14 +1,10 @@
 """The commands of docs/operations.md that move a service from SQLite to PostgreSQL, as they stand there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -26,7 +22,7 @@ NAME = "test_coordinator_maintenance.py::test_a_service_moves_to_postgresql"
 
 
 @pytest.fixture
-def server(postgres_server: str) -> Iterator[dict[str, str]]:
+def server(postgres_server):
     """Variables by which PostgreSQL's own programs find a server that has neither a role nor a database ``bagua``."""
     missing = [name for name in ("createuser", "createdb", "runuser") if shutil.which(name) is None]
     if missing or os.geteuid() != 0 or "BAGUA_TEST_POSTGRES_URL" in os.environ:
@@ -45,7 +41,7 @@ def server(postgres_server: str) -> Iterator[dict[str, str]]:
 
 @pytest.mark.root
 @pytest.mark.timeout(600)
-def test_a_service_moves_to_postgresql(tmp_path: Path, server: dict[str, str]) -> None:
+def test_a_service_moves_to_postgresql(tmp_path, server):
     """Its jobs are there afterwards, in a database that belongs to the role of the page."""
     store = Store(open_engine(sqlite_url(_folder(tmp_path) / "bagua.db")))
     spec = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))
@@ -78,7 +74,7 @@ def test_a_service_moves_to_postgresql(tmp_path: Path, server: dict[str, str]) -
     assert settings.read_text() == f"BAGUA_COORDINATOR_DATABASE_URL={url}\n"
 
 
-def _folder(state: Path) -> Path:
+def _folder(state):
     folder = state / "coordinator"
     folder.mkdir()
     return folder

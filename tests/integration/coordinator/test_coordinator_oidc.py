@@ -1,13 +1,9 @@
 """Accounts of an OpenID Connect provider: a small real issuer on loopback."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -24,7 +20,7 @@ jwt = pytest.importorskip("jwt")
 class Issuer:
     """Serves a discovery document and keys, and signs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         document = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
         keys = {"keys": [{**document, "kid": "one", "use": "sig", "alg": "RS256"}]}
@@ -32,7 +28,7 @@ class Issuer:
         self.asked = 0
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 issuer.asked += 1
                 about = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"}
                 body = json.dumps(keys if self.path == "/keys" else about).encode()
@@ -41,7 +37,7 @@ class Issuer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, *_):
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -49,25 +45,25 @@ class Issuer:
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
-    def token(self, key: Any = None, algorithm: str = "RS256", kid: str = "one", **claims: Any) -> str:
+    def token(self, key=None, algorithm="RS256", kid="one", **claims):
         base = {"iss": self.url, "aud": "bagua", "sub": "ann", "exp": time.time() + 600, "groups": ["ml"]}
         found = {name: value for name, value in {**base, **claims}.items() if value is not None}
         return str(jwt.encode(found, key or self.key, algorithm=algorithm, headers={"kid": kid}))
 
-    def close(self) -> None:
+    def close(self):
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
 
 
 @pytest.fixture
-def issuer() -> Iterator[Issuer]:
+def issuer():
     made = Issuer()
     yield made
     made.close()
 
 
-def options(issuer: Issuer) -> list[str]:
+def options(issuer):
     grants = ["groups=ml:submit:vision", "groups=ops:admin", "email=eve@example.org:read"]
     found = ["--oidc-issuer", issuer.url, "--oidc-audience", "bagua"]
     return found + [part for grant in grants for part in ("--oidc-grant", grant)]
@@ -77,7 +73,7 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
     coordinator = start(*options(issuer), "--oidc-unix-user", "login")
     assert not coordinator.error
 
-    def client(token: str) -> Client:
+    def client(token):
         return Client(coordinator.address, token=token)
 
     with client(issuer.token()) as ann:

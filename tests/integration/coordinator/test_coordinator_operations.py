@@ -1,14 +1,10 @@
 """Maintenance beside a real coordinator, where something is wrong (e2e/pages/test_pages.py: where all is well)."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +16,7 @@ SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=3
 
 
 @pytest.fixture
-def shell(tmp_path: Path, coordinator: Any) -> Any:
+def shell(tmp_path, coordinator):
     """Runs a line as an operator would, where the coordinator's state folder is the usual one."""
     shims = tmp_path / "bin"
     shims.mkdir()
@@ -28,7 +24,7 @@ def shell(tmp_path: Path, coordinator: Any) -> Any:
     (shims / "bagua").chmod(0o755)
     env = {**os.environ, "PATH": f"{shims}:{os.environ['PATH']}", "BAGUA_STATE_DIR": str(coordinator.state_dir)}
 
-    def run(line: str) -> subprocess.CompletedProcess[str]:
+    def run(line):
         return subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
 
     return run

@@ -1,14 +1,11 @@
 """PostgreSQL, or a coordinator, is away: daemons are told for how long they may count on not being given up."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import queue
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -30,7 +27,7 @@ _SEQUENCE = itertools.count(1)
 
 
 @pytest.fixture
-def postgres() -> Iterator[Postgres]:
+def postgres():
     """A server that a test may kill."""
     try:
         server = Postgres()
@@ -40,13 +37,13 @@ def postgres() -> Iterator[Postgres]:
     server.close()
 
 
-def hello(node_id: str, *jobs: n.LocalJob, boot_id: str = "boot-1") -> n.NodeFact:
+def hello(node_id, *jobs, boot_id="boot-1"):
     """Of a daemon that waits while the database is away."""
     more = {"hostname": node_id, "address": "127.0.0.1", "slots": 2, "version": "test", "boot_id": boot_id}
     return n.NodeFact(hello=n.Hello(node_id=node_id, waits=True, jobs=jobs, **more))
 
 
-def pair(start, folder, url: str, lease_s: float):
+def pair(start, folder, url, lease_s):
     """Two coordinators with one token on one database."""
     settings = {f"BAGUA_COORDINATOR_{name}": f"{lease_s}" for name in ("LEASE_S", "JOB_LEASE_S", "FENCE_AFTER")}
     token = ("--token-file", str(folder / "token"))
@@ -54,18 +51,18 @@ def pair(start, folder, url: str, lease_s: float):
     return [start("--database-url", url, *token, state_dir=folder / name, **settings) for name in names]
 
 
-def running(client, peer, until) -> c.Job:
+def running(client, peer, until):
     job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=30, stop_grace_s=1))
     peer.report(peer.expect(n.RunJob), n.LOCAL_PHASE_STARTED, {0: RUNNING})
     until(client, job.job_id, c.JOB_STATE_RUNNING)
     return job
 
 
-def held(job: c.Job) -> n.LocalJob:
+def held(job):
     return n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[c.RankStatus(rank=0, **RUNNING)])
 
 
-def grant(peer) -> n.LeaseGrant:
+def grant(peer):
     """As the next acknowledgement tells it. A daemon goes on asking until one comes."""
     seq = next(_SEQUENCE)
     deadline = time.monotonic() + WAIT_S
@@ -78,7 +75,7 @@ def grant(peer) -> n.LeaseGrant:
     raise AssertionError("no acknowledgement came")
 
 
-def until_granted(peer, condition: Callable[[n.LeaseGrant], object]) -> n.LeaseGrant:
+def until_granted(peer, condition):
     deadline = time.monotonic() + WAIT_S
     while not condition(found := grant(peer)):
         assert time.monotonic() < deadline, found

@@ -1,9 +1,6 @@
 """A coordinator whose database is behind PgBouncer in transaction mode."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ SPEC = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1)
 
 
 @pytest.fixture
-def pooled_url(postgres_url: str) -> Iterator[str]:
+def pooled_url(postgres_url):
     program("pgbouncer")
     with tempfile.TemporaryDirectory(prefix="bagua-pooler-") as name:
         folder = Path(name)
@@ -26,7 +23,7 @@ def pooled_url(postgres_url: str) -> Iterator[str]:
             yield url
 
 
-def test_a_service_behind_a_pooler(start: Callable, connect: Callable, pooled_url: str) -> None:
+def test_a_service_behind_a_pooler(start, connect, pooled_url):
     process = start("--database-url", pooled_url)
     assert not process.error
     connect(process, "node", slots=4)

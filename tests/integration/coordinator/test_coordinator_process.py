@@ -1,7 +1,5 @@
 """The coordinator as a process: how it starts, what it refuses, and what it does with garbage."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import grpc
 import pytest
@@ -28,7 +25,7 @@ from bagua.proto import job_pb2, job_pb2_grpc
 # ---- settings that can't work: exit code 2 and one line
 
 
-def refused(process) -> str:
+def refused(process):
     code, errors = process.wait()
     assert code == 2
     assert process.error, errors
@@ -189,10 +186,7 @@ def test_a_node_without_the_token_is_refused(shared, connect, monkeypatch):
 
 
 def test_the_client_says_what_is_wrong(shared):
-    with (
-        Client(shared.address, token="wrong") as client,
-        pytest.raises(UnauthenticatedError, match="BAGUA_TOKEN"),
-    ):
+    with Client(shared.address, token="wrong") as client, pytest.raises(UnauthenticatedError, match="BAGUA_TOKEN"):
         client.list()
     with Client("127.0.0.1:1", token="x") as client:
         with pytest.raises(UnavailableError, match=r"No coordinator answers at 127\.0\.0\.1:1 .*`bagua coordinator`"):
@@ -342,7 +336,7 @@ def test_a_metrics_port_in_use_is_named(start, shared, tmp_path):
     assert f"Can't serve metrics on 127.0.0.1:{port}" in error
 
 
-def test_paths_with_spaces(start, tmp_path: Path):
+def test_paths_with_spaces(start, tmp_path):
     process = start(state_dir=tmp_path / "a b %20 ?x=1")
     assert not process.error
     with process.client() as client:

@@ -1,7 +1,5 @@
 """The coordinator dies and comes back; jobs go on."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sqlite3
@@ -14,7 +12,6 @@ import pytest
 
 from bagua.base.errors import UnavailableError
 from bagua.base.security import call_metadata
-from bagua.client import Client
 from bagua.daemon.coordinator.admin.settings import Settings
 from bagua.daemon.node.session.session import Endpoint
 from bagua.proto import common_pb2 as c
@@ -25,12 +22,12 @@ RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 
 
-def submit(client: Client, nnodes: int = 1, **more) -> c.Job:
+def submit(client, nnodes=1, **more):
     given = {"placement_timeout_s": 30.0, "stop_grace_s": 1.0, **more}
     return client.submit(c.JobSpec(entry="t.py", nnodes=nnodes, nproc_per_node=1, **given))
 
 
-def running(client: Client, peer, until) -> c.Job:
+def running(client, peer, until):
     """A job of one rank that runs on ``peer``."""
     job = submit(client)
     run = peer.expect(n.RunJob)
@@ -50,11 +47,11 @@ def test_a_running_job_does_not_notice_a_killed_coordinator(start, connect, unti
         full = a.expect(n.RunJob)
         before = until(client, job.job_id, c.JOB_STATE_RUNNING)
 
-        away: list[str] = []
-        states: list[int] = []
-        events: list[int] = []
+        away = []
+        states = []
+        events = []
 
-        def watch() -> None:
+        def watch():
             for update in client.watch(job.job_id, on_away=away.append):
                 if update.WhichOneof("update") == "job":
                     states.append(update.job.state)

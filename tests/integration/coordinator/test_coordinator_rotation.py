@@ -1,7 +1,5 @@
 """Certificates are replaced below a coordinator that runs."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl
@@ -20,16 +18,16 @@ from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import node_pb2
 
 
-def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
+def certs(*arguments):
     command = [sys.executable, "-P", "-m", "bagua.daemon.certs", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def certificate(folder: Path) -> bytes:
+def certificate(folder):
     return ssl.PEM_cert_to_DER_cert(TlsFiles.in_folder(folder).cert.read_text())
 
 
-def shown(address: str, tls: Path) -> bytes:
+def shown(address, tls):
     """The certificate that a page shows to somebody with the files in ``tls``; empty: he gets no answer."""
     files = TlsFiles.in_folder(tls)
     context = ssl.create_default_context(cafile=str(files.ca))
@@ -56,10 +54,10 @@ def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
     peer = connect(coordinator, "node-a")
     pages = (f"127.0.0.1:{port}", coordinator.dashboard.removeprefix("https://"))
 
-    def copy(name: str) -> Path:
+    def copy(name):
         return Path(shutil.copytree(folder, tmp_path / name))
 
-    def reaches(tls: Path) -> bool:
+    def reaches(tls):
         with Client(coordinator.address, token=coordinator.token, tls=TlsFiles.in_folder(tls), timeout_s=30) as client:
             try:
                 return [node.connected for node in client.nodes()] == [True]

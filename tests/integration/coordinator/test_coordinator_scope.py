@@ -1,7 +1,5 @@
 """A token for one job: what it is good for, against a real coordinator."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

@@ -1,12 +1,9 @@
 """Callers without a token: they neither keep those out that have one, nor fill the log, nor reach a parser."""
 
-from __future__ import annotations
-
 import os
 import queue
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import grpc
@@ -24,7 +21,7 @@ CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 
 @contextmanager
-def silent_streams(address: str, number: int) -> Iterator[list[grpc.Call]]:
+def silent_streams(address, number):
     """Opens ``number`` connections, each with a stream that asks nothing more and shows no token."""
     with ExitStack() as channels:
         calls = []
@@ -34,7 +31,7 @@ def silent_streams(address: str, number: int) -> Iterator[list[grpc.Call]]:
         yield calls
 
 
-def ends(call: grpc.Call) -> grpc.StatusCode:
+def ends(call):
     """How a stream that is refused sooner or later ended."""
     with suppress(grpc.RpcError):
         for _ in call:
@@ -42,7 +39,7 @@ def ends(call: grpc.Call) -> grpc.StatusCode:
     return call.code()
 
 
-def test_silent_streams_leave_room_for_those_with_a_token(start: Callable, connect: Callable) -> None:
+def test_silent_streams_leave_room_for_those_with_a_token(start, connect):
     """More of them than the process may open files."""
     process = start(descriptors=128, BAGUA_COORDINATOR_STRANGER_S="3")
     daemon = connect(process, "first")
@@ -60,7 +57,7 @@ def test_silent_streams_leave_room_for_those_with_a_token(start: Callable, conne
     assert errors.count("refused") <= 2, errors
 
 
-def test_bytes_of_strangers_are_not_parsed(shared) -> None:
+def test_bytes_of_strangers_are_not_parsed(shared):
     """Neither those of a body that is no message nor those of one that never ends."""
     with shared.channel() as channel:
         for method in ("SubmitJob", "ListJobs", "WatchJob", "FindJob"):
@@ -75,16 +72,16 @@ def test_bytes_of_strangers_are_not_parsed(shared) -> None:
             call(b"\xff" * 1000, timeout=30)
 
 
-def test_a_body_that_never_comes_is_refused_at_once(shared) -> None:
+def test_a_body_that_never_comes_is_refused_at_once(shared):
     with shared.channel() as channel:
         call = channel.stream_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
-        never: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        never = queue.SimpleQueue()
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             call(iter(never.get, b""), timeout=30)
         never.put(b"")
 
 
-def test_bytes_that_are_no_message_are_answered_in_words(shared) -> None:
+def test_bytes_that_are_no_message_are_answered_in_words(shared):
     metadata = call_metadata(shared.token)
     with shared.channel() as channel:
         for path in ("JobService/SubmitJob", "JobService/WatchJob", "NodeService/Session"):
@@ -98,7 +95,7 @@ def test_bytes_that_are_no_message_are_answered_in_words(shared) -> None:
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1])
-def test_numbers_that_no_database_takes_are_refused(coordinator, client, number: int) -> None:
+def test_numbers_that_no_database_takes_are_refused(coordinator, client, number):
     job = client.submit(common_pb2.JobSpec(entry="t.py", nnodes=9, nproc_per_node=1, placement_timeout_s=60))
     for call in (lambda: list(client.events(job.job_id, number)), lambda: list(client.watch(job.job_id, number))):
         with pytest.raises(InvalidRequestError, match=f"after_seq is {number}: {2**63 - 1} is the limit"):
@@ -106,7 +103,7 @@ def test_numbers_that_no_database_takes_are_refused(coordinator, client, number:
     assert list(client.events(job.job_id, 2**63 - 1)) == []
 
 
-def test_health_is_answered_to_probes_and_for_a_short_time_to_watchers(start) -> None:
+def test_health_is_answered_to_probes_and_for_a_short_time_to_watchers(start):
     process = start(BAGUA_COORDINATOR_STRANGER_S="2")
     with process.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -121,7 +118,7 @@ def test_health_is_answered_to_probes_and_for_a_short_time_to_watchers(start) ->
         watch.cancel()
 
 
-def test_watching_strangers_are_few_and_keep_no_probe_out(start) -> None:
+def test_watching_strangers_are_few_and_keep_no_probe_out(start):
     """All on one connection, which bounds of connections don't see. They would last longer than the test."""
     process = start(BAGUA_COORDINATOR_STRANGER_S="1000")
     with process.channel() as channel:
@@ -137,7 +134,7 @@ def test_watching_strangers_are_few_and_keep_no_probe_out(start) -> None:
             call.cancel()
 
 
-def test_refusals_are_a_line_and_a_count(start) -> None:
+def test_refusals_are_a_line_and_a_count(start):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -155,7 +152,7 @@ def test_refusals_are_a_line_and_a_count(start) -> None:
     assert len(errors) < 5_000, errors
 
 
-def test_a_silent_connection_to_the_metrics_is_shut_down_too(start) -> None:
+def test_a_silent_connection_to_the_metrics_is_shut_down_too(start):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -164,7 +161,7 @@ def test_a_silent_connection_to_the_metrics_is_shut_down_too(start) -> None:
         assert silent.recv(1) == b""
 
 
-def test_bearers_over_tls_stay_and_strangers_of_the_handshake_go(start, connect) -> None:
+def test_bearers_over_tls_stay_and_strangers_of_the_handshake_go(start, connect):
     process = start("--auto-tls", "127.0.0.1", BAGUA_COORDINATOR_STRANGER_S="1")
     daemon = connect(process, "a")
     host, port = process.address.split(":")

@@ -1,7 +1,5 @@
 """Traces of jobs travel from nodes through the coordinator, with the clocks of the nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -20,17 +18,17 @@ AHEAD_NS = 10**12
 class Answering(threading.Thread):
     """A node that answers probes with a clock of its own, and records ``parts`` when it is asked to."""
 
-    def __init__(self, peer, parts: list[c.TracePart], last: bool = True) -> None:
+    def __init__(self, peer, parts, last=True):
         super().__init__(daemon=True)
         self._peer, self._parts, self._last = peer, parts, last
-        self.asked: n.StartTrace | None = None
+        self.asked = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         with contextlib.suppress(grpc.RpcError, AssertionError):  # the stream's end
             self._serve()
 
-    def _serve(self) -> None:
+    def _serve(self):
         while True:
             directive = self._peer.next()
             if isinstance(directive, n.ClockProbe):
@@ -60,7 +58,7 @@ def run(coordinator, client, connect, until):
     return (*peers, job_id)
 
 
-def part(node: str, rank: int, **more) -> c.TracePart:
+def part(node, rank, **more):
     span = c.TraceSpan(phase="forward", begin_ns=AHEAD_NS, end_ns=AHEAD_NS + 5, peer=-1)
     return c.TracePart(node_id=node, rank=rank, spans=[span], **more)
 

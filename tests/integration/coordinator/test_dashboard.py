@@ -1,7 +1,5 @@
 """The dashboard over a real coordinator: what it tells, whom it refuses, and that it ends with the coordinator."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -11,10 +9,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -27,14 +23,12 @@ from bagua.dashboard.access import MAX_WRONG
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
-from .conftest import CoordinatorProcess, Peer
-
 WAIT_S = 60.0
 OWN = {"x-bagua-dashboard": "1"}
 
 
 @pytest.fixture
-def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+def job(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, SCRIPT)
         yield made
@@ -42,14 +36,14 @@ def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]
 
 
 @pytest.fixture
-def page(served: CoordinatorProcess) -> Iterator[Any]:
+def page(served):
     """A browser's place: logged in."""
     with httpx.Client(base_url=served.dashboard, headers=OWN, timeout=WAIT_S) as client:
         log_in(client, served)
         yield client
 
 
-def log_in(client: httpx.Client, process: CoordinatorProcess) -> httpx.Response:
+def log_in(client, process):
     """As the page does: the cookie, and its proof in each request from then on."""
     answer = client.post("/api/login", json={"token": process.token})
     assert answer.status_code == 200
@@ -57,7 +51,7 @@ def log_in(client: httpx.Client, process: CoordinatorProcess) -> httpx.Response:
     return answer
 
 
-def events(page: Any, path: str) -> Iterator[tuple[str, Any]]:
+def events(page, path):
     """(kind, document) of a stream, until it has been silent for long."""
     with page.stream("GET", path) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
@@ -69,9 +63,9 @@ def events(page: Any, path: str) -> Iterator[tuple[str, Any]]:
                 yield kind, json.loads(line.removeprefix("data: "))
 
 
-def first(page: Any, path: str, *kinds: str) -> dict[str, Any]:
+def first(page, path, *kinds):
     """The first document of each kind."""
-    found: dict[str, Any] = {}
+    found = {}
     for kind, document in events(page, path):
         found.setdefault(kind, document)
         if set(kinds) <= set(found):
@@ -176,7 +170,7 @@ def test_the_cluster_at_once_and_as_it_changes(page, job):
 
 
 def test_a_job_with_its_straggler_bytes_and_output(page, job):
-    found: dict[str, Any] = {}
+    found = {}
     log, kinds = "", []
     for kind, document in events(page, f"/api/stream?job={job.job_id}&logs="):
         found[kind] = document
@@ -305,7 +299,7 @@ def test_under_tls_the_cookie_is_secure_and_certificates_may_be_asked_for(start,
 
 
 @contextmanager
-def _started(process: CoordinatorProcess, *options: str) -> Iterator[str]:
+def _started(process, *options):
     """``bagua dashboard`` beside a coordinator with TLS, as a user starts it. Yields its address."""
     read_end, write_end = os.pipe()
     command = [sys.executable, "-P", "-m", "bagua.cli.main", "dashboard", "--listen", "127.0.0.1:0", *options]
@@ -322,7 +316,7 @@ def _started(process: CoordinatorProcess, *options: str) -> Iterator[str]:
         assert server.wait(WAIT_S) in (0, -signal.SIGTERM)
 
 
-def _trusting(served: TlsFiles, shown: TlsFiles | None = None) -> ssl.SSLContext:
+def _trusting(served, shown=None):
     """Trusts that authority, and shows a certificate."""
     found = ssl.create_default_context(cafile=str(served.ca))
     if shown is not None:

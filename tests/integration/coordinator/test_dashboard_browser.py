@@ -1,19 +1,13 @@
 """The dashboard in a real Chromium."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import playwright.sync_api as playwright
 import pytest
 from rig.coordinator.dashboards import SCRIPT, ReportingJob
 from rig.programs import program
-
-from .conftest import CoordinatorProcess, Peer
 
 WAIT_MS = 60_000
 # Without them Chromium asks hosts of its maker at each start.
@@ -23,7 +17,7 @@ SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program("chromium"), args=ARGUMENTS)
         yield browser
@@ -31,7 +25,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+def job(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, SCRIPT)
         yield made
@@ -39,7 +33,7 @@ def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]
 
 
 @pytest.fixture
-def elastic(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+def elastic(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, "elastic", elastic=True)
         yield made
@@ -49,42 +43,42 @@ def elastic(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[Reporting
 class Tab:
     """One tab. ``errors``: of its scripts, and what its content policy has blocked."""
 
-    def __init__(self, browser: Any, served: CoordinatorProcess, **more: Any) -> None:
+    def __init__(self, browser, served, **more):
         self.context = browser.new_context(**more)
         self.page = self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
-        self.errors: list[str] = []
+        self.errors = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda line: self.errors.append(line.text) if "Content Security" in line.text else None)
         self.served = served
-        self.foreign: list[str] = []
+        self.foreign = []
         self.page.on("request", lambda asked: self._look(asked.url))
         self.page.goto(served.dashboard)
 
-    def _look(self, url: str) -> None:
+    def _look(self, url):
         if not url.startswith(self.served.dashboard):
             self.foreign.append(url)
 
-    def log_in(self, token: str | None = None) -> None:
+    def log_in(self, token=None):
         self.page.fill("input[name=token]", token or self.served.token)
         self.page.click("button[type=submit]")
 
-    def expect(self, selector: str) -> Any:
+    def expect(self, selector):
         return playwright.expect(self.page.locator(selector).first)
 
-    def close(self) -> None:
+    def close(self):
         self.context.close()
         assert not self.errors and not self.foreign
 
 
 @pytest.fixture
-def tab(chromium: Any, served: CoordinatorProcess) -> Iterator[Tab]:
+def tab(chromium, served):
     made = Tab(chromium, served)
     yield made
     made.close()
 
 
-def shot(tab: Tab, name: str) -> None:
+def shot(tab, name):
     """With BAGUA_TEST_SCREENSHOTS=FOLDER: pictures to look at."""
     if SHOTS:
         tab.page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
@@ -126,7 +120,7 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
 
 
 def test_a_hidden_tab_asks_for_nothing_and_catches_up(tab, job):
-    def hide(hidden: bool) -> None:
+    def hide(hidden):
         tab.page.evaluate(
             """(hidden) => {
                 Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
@@ -213,7 +207,7 @@ def test_submit_again_asks_first(tab, job, peers):
     tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     job.close()
     tab.expect("h1 + .pill").to_have_text("succeeded", timeout=WAIT_MS)
-    asked: list[str] = []
+    asked = []
     tab.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     with tab.served.client() as client:
         before = {one.job_id for one in client.list()}

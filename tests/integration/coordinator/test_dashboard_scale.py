@@ -1,13 +1,9 @@
 """The dashboard with 1,000 nodes, 300 jobs that run and 10,000 that have ended: what a tab gets stays small and comes
 in pages, and a browser shows it without being slow."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import playwright.sync_api as playwright
@@ -28,7 +24,7 @@ FOR_MANY = {
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
-def test_a_large_cluster(start, tmp_path: Path):
+def test_a_large_cluster(start, tmp_path):
     state = tmp_path / "state"
     start(state_dir=state).end()  # makes the database
     spec = c.JobSpec(name="old", entry="/bin/true", no_python=True, nnodes=1, nproc_per_node=1)
@@ -39,9 +35,9 @@ def test_a_large_cluster(start, tmp_path: Path):
         job = client.submit(c.JobSpec(name="wide", entry="t", no_python=True, nnodes=NODES, nproc_per_node=2))
         headers = {"authorization": f"Bearer {process.token}"}
         with httpx.Client(base_url=process.dashboard, headers=headers, timeout=60) as page:
-            sizes: dict[str, int] = {}
+            sizes = {}
             with page.stream("GET", "/api/stream") as answer:
-                nodes: set[str] = set()
+                nodes = set()
                 kind = ""
                 for line in answer.iter_lines():
                     kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
@@ -81,7 +77,7 @@ WATCH = """
 """
 
 
-def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_large_cluster_in_a_browser(start, tmp_path):
     chromium = program("chromium")
     state = tmp_path / "state"
     start(state_dir=state).end()

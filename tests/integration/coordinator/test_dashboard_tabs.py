@@ -3,17 +3,13 @@
 The server runs on a thread of this process, over a real coordinator, so that its threads and tasks can be counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import httpx
 import pytest
@@ -27,8 +23,6 @@ from bagua.dashboard.stream import LOG_LINES, TICK_S
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
-from .conftest import CoordinatorProcess, Peer
-
 WAIT_S = 60.0
 WIDE, NARROW = 100, 100_000  # lines of a rank that prints too much
 OUTPUT = WIDE * (b"x" * 5_000 + b"\n") + NARROW * b"y\n"
@@ -37,7 +31,7 @@ OUTPUT = WIDE * (b"x" * 5_000 + b"\n") + NARROW * b"y\n"
 class Here:
     """The server on a thread of this process. ``url``: where it listens."""
 
-    def __init__(self, served: CoordinatorProcess) -> None:
+    def __init__(self, served):
         dashboard = app.Dashboard(served.client, Access(served.token), Guests())
         self._server = uvicorn.Server(uvicorn.Config(dashboard.app(), log_level="warning", ws="none"))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -53,20 +47,20 @@ class Here:
         self._thread.start()
         assert self._client.get("/api/hello").status_code == 200
 
-    def _serve(self) -> None:
+    def _serve(self):
         self._loop.run_until_complete(self._server.serve(sockets=[self._listener]))
 
-    def tab(self, path: str = "/api/stream") -> httpx.Response:
+    def tab(self, path="/api/stream"):
         """A tab that has been answered, and has read nothing of its stream yet."""
         return self._client.send(self._client.build_request("GET", path), stream=True)
 
-    def alive(self) -> Counter[str]:
+    def alive(self):
         """Number of threads of the dashboard by name, and of tasks of its event loop."""
         found = Counter(one.name for one in threading.enumerate() if one.name.startswith("dashboard "))
         found["tasks"] = len(asyncio.all_tasks(self._loop))
         return found
 
-    def close(self) -> None:
+    def close(self):
         self._client.close()
         self._server.should_exit = True
         self._thread.join(WAIT_S)
@@ -75,21 +69,21 @@ class Here:
 
 
 @pytest.fixture
-def here(served: CoordinatorProcess) -> Iterator[Here]:
+def here(served):
     made = Here(served)
     yield made
     made.close()
 
 
 @pytest.fixture
-def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+def job(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, SCRIPT, output=OUTPUT)
         yield made
         made.close()
 
 
-def until(condition: Callable[[], Any], words: Callable[[], Any]) -> None:
+def until(condition, words):
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, words()
@@ -128,7 +122,7 @@ def test_so_many_tabs_and_no_more(here, monkeypatch):
     until(lambda: _opens(here), here.alive)  # those that were closed have made room
 
 
-def _opens(here: Here) -> bool:
+def _opens(here):
     tab = here.tab()
     tab.close()
     return tab.status_code == 200
@@ -138,7 +132,7 @@ def test_a_flood_reaches_a_tab_in_small_pieces(here, peers, job):
     """A rank prints 100,000 lines at once, and 3,000 reports come: the tab gets the newest, at the rate of any tab."""
     began = time.monotonic()
     sent = 0
-    kinds: Counter[str] = Counter()
+    kinds = Counter()
     lines = skipped = largest = 0
     with ExitStack() as leave:
         tab = here.tab(f"/api/stream?job={job.job_id}&logs=3")
@@ -160,14 +154,14 @@ def test_a_flood_reaches_a_tab_in_small_pieces(here, peers, job):
     assert largest < 1_000_000
 
 
-def _report_much(peer: Peer, job_id: str) -> int:
+def _report_much(peer, job_id):
     for step in range(3_000):
         told = c.Progress(job_id=job_id, rank=3, step=step, by_itself=True, metrics={"compute ms": 10.0})
         peer.send(n.NodeFact(progress=told))
     return 3_000
 
 
-def _events(tab: httpx.Response) -> Iterator[tuple[str, str]]:
+def _events(tab):
     kind = ""
     for line in tab.iter_lines():
         if line.startswith("event: "):

@@ -1,12 +1,7 @@
 """The operator of Kubernetes over kmock and a real coordinator; the test plays kubelets, and daemons run nothing."""
 
-from __future__ import annotations
-
 import base64
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,22 +21,20 @@ SECRETS = "/api/v1/namespaces/n/secrets"
 
 
 @pytest.fixture
-def operator(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]
-) -> Iterator[Operator]:
+def operator(request, tmp_path, monkeypatch, start):
     """Ends before the coordinators that were begun by ``start``. A parameter is the pause between looks."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     with Operator(tmp_path, *([request.param] if hasattr(request, "param") else [])).running() as made:
         yield made
 
 
-def files(operator: Operator, secret: str) -> dict[str, bytes]:
+def files(operator, secret):
     """The content of a Secret that the operator has made."""
     data = operator.http.get(f"{SECRETS}/{secret}").raise_for_status().json()["data"]
     return {name: base64.b64decode(value) for name, value in data.items()}
 
 
-def begin(operator: Operator, coordinator: Any, *pods: str) -> None:
+def begin(operator, coordinator, *pods):
     """A scheduler places these pods, and their daemons come."""
     operator.wait(lambda: operator.names(PODS) == list(pods))
     for pod in pods:
@@ -52,10 +45,10 @@ def begin(operator: Operator, coordinator: Any, *pods: str) -> None:
 
 
 @pytest.fixture
-def coordinator_of(operator: Operator, start: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
+def coordinator_of(operator, start, tmp_path):
     """Starts the coordinator of a job with the credentials that the operator made for it."""
 
-    def start_it(job: str) -> Any:
+    def start_it(job):
         operator.wait(lambda: {f"{job}-tls", f"{job}-token"} <= set(operator.names(SECRETS)))
         folder = tmp_path / "tls"
         folder.mkdir()
@@ -74,7 +67,7 @@ def coordinator_of(operator: Operator, start: Callable[..., Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("operator", [600.0], indirect=True)
-def test_the_coordinator_tells_of_changes(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_the_coordinator_tells_of_changes(operator, coordinator_of):
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")
@@ -89,17 +82,17 @@ def test_the_coordinator_tells_of_changes(operator: Operator, coordinator_of: Ca
     assert operator.api.asked["GET", "/api/v1/namespaces/n/services"] == services, "they are not read at each look"
 
 
-def test_a_job_that_waits_asks_the_api_server_nothing(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_waits_asks_the_api_server_nothing(operator, monkeypatch):
     """Fifty of them would ask 60 times a second. What somebody deletes is made again at once."""
-    looks: Counter[str] = Counter()
+    looks = Counter()
     serve = Controller.serve
 
-    def counted(self: Controller, namespace: str, name: str) -> float | None:
+    def counted(self, namespace, name):
         again = serve(self, namespace, name)
         looks[name] += 1
         return again
 
-    def after_more_looks() -> list[int]:
+    def after_more_looks():
         wanted = looks["j"] + 5
         operator.wait(lambda: looks["j"] >= wanted)
         return [operator.api.asked["GET", path] for path in (f"{JOBS}/j", f"{SECRETS}/j-token", f"{SECRETS}/j-tls")]
@@ -117,7 +110,7 @@ def test_a_job_that_waits_asks_the_api_server_nothing(operator: Operator, monkey
     operator.wait(lambda: after_more_looks()[0] > before[0])
 
 
-def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_a_job_from_its_creation_to_its_deletion(operator, coordinator_of):
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")
@@ -151,7 +144,7 @@ def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator
 @pytest.mark.parametrize(
     "again", [pytest.param(False, id=""), pytest.param(True, id="and-made-again", marks=pytest.mark.full)]
 )
-def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_a_deleted_job_is_cancelled(again, operator, coordinator_of):
     """Before its coordinator goes, too: its daemons have nothing to drain then."""
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
@@ -167,7 +160,7 @@ def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator
 
 
 @pytest.mark.full
-def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_a_job_whose_namespace_goes_is_cancelled(operator, coordinator_of):
     """Its Secrets may go first; others can't be made in their place."""
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
@@ -182,9 +175,7 @@ def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator
 
 
 @pytest.mark.full
-def test_pods_whose_coordinator_went_first_get_no_time_to_drain(
-    operator: Operator, coordinator_of: Callable[[str], Any]
-) -> None:
+def test_pods_whose_coordinator_went_first_get_no_time_to_drain(operator, coordinator_of):
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")
@@ -195,7 +186,7 @@ def test_pods_whose_coordinator_went_first_get_no_time_to_drain(
     operator.wait(lambda: operator.names(PODS) == [])
 
 
-def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
+def test_a_wrong_specification_is_refused_in_words(operator):
     operator.submit("wrong", image="b:1", run={"script": "a.py", "module": "b"})
     status = operator.wait(lambda: (found := operator.status("wrong")).get("phase") == "Failed" and found)
     assert status["message"] == "spec.run: give exactly one of script, module and program. [BG830]"
@@ -203,7 +194,7 @@ def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
     assert operator.names(PODS) == operator.names(SECRETS) == []
 
 
-def test_what_the_api_refuses_is_told_and_tried_again(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_api_refuses_is_told_and_tried_again(operator, caplog):
     operator.api.refuse("POST", PODS, 403, "exceeded quota: pods")
     operator.api.refuse("PUT", f"{JOBS}/j/status", 409, "the object has been modified")
     operator.api.refuse("POST", SECRETS, 500, "etcd has no leader")
@@ -216,14 +207,14 @@ def test_what_the_api_refuses_is_told_and_tried_again(operator: Operator, caplog
     assert not any("has been modified" in line for line in told), "another look decides anew, which is no trouble"
 
 
-def blocked(operator: Operator) -> Any:
+def blocked(operator):
     """The condition that something stands in the way of the job."""
     found = operator.status("j").get("conditions", [])
     return next((one for one in found if one["type"] == "Blocked" and one["status"] == "True"), None)
 
 
-def pods_of(operator: Operator) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = operator.http.get(PODS).raise_for_status().json()["items"]
+def pods_of(operator):
+    found = operator.http.get(PODS).raise_for_status().json()["items"]
     return [{"status": {}, **one} for one in found]
 
 
@@ -241,7 +232,7 @@ def pods_of(operator: Operator) -> list[dict[str, Any]]:
         (PODS, "Pod", "j-0"),
     ],
 )
-def test_objects_of_others_stay_as_they_are(path: str, kind: str, name: str, operator: Operator) -> None:
+def test_objects_of_others_stay_as_they_are(path, kind, name, operator):
     labels = {"bagua.dev/job": "j", "bagua.dev/role": "daemon"}  # as of a program that copies manifests
     theirs = {"metadata": {"name": name, "namespace": "n", "uid": "theirs", "labels": labels}, "spec": {"a": "b"}}
     theirs |= {"data": {"tls.crt": "eA==", "tls.key": "eA==", "token": "eA=="}} if kind == "Secret" else {}
@@ -258,14 +249,11 @@ def test_objects_of_others_stay_as_they_are(path: str, kind: str, name: str, ope
     operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"] and not blocked(operator))
 
 
-def test_pods_that_end_at_once_are_made_again_with_pauses(operator: Operator) -> None:
+def test_pods_that_end_at_once_are_made_again_with_pauses(operator):
     """As of an image without bagua: without pauses there were 88 pods and 260 events a minute, and nothing said why."""
     operator.submit("j", **ELASTIC)
     last = {"exitCode": 128, "reason": "StartError", "message": "failed to start\nexec: bagua: not found\n"}
-    ended: dict[str, Any] = {
-        "phase": "Failed",
-        "containerStatuses": [{"name": "daemon", "state": {"terminated": last}}],
-    }
+    ended = {"phase": "Failed", "containerStatuses": [{"name": "daemon", "state": {"terminated": last}}]}
     told = []
     for _ in range(3):
         one = operator.wait(lambda: [pod for pod in pods_of(operator) if pod["status"].get("phase") != "Failed"])[0]
@@ -279,7 +267,7 @@ def test_pods_that_end_at_once_are_made_again_with_pauses(operator: Operator) ->
     assert memory._pause_s >= 2, "they double, though a pod was made in between"
 
 
-def test_what_the_coordinator_refuses_is_told(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_what_the_coordinator_refuses_is_told(operator, coordinator_of):
     """It was tried each second for good, and only the operator's log said so."""
     run = {"script": "t.py", "env": [{"name": "A", "value": "b"}]}
     run["secretEnv"] = [{"name": "A", "secretName": "s", "key": "k"}]
@@ -291,7 +279,7 @@ def test_what_the_coordinator_refuses_is_told(operator: Operator, coordinator_of
     assert status["phase"] == "Pending" and status["message"] == condition["message"]
 
 
-def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(operator: Operator) -> None:
+def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(operator):
     """They were asked for at each look, with all pods. Those about an earlier pod of its name tell nothing."""
     operator.submit("j", **ELASTIC)
     operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"])
@@ -302,7 +290,7 @@ def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(o
     operator.http.post("/api/v1/namespaces/n/events", json=event).raise_for_status()
     looks = operator.controller.numbers
 
-    def asked() -> int:
+    def asked():
         wanted = looks.looks + 5
         operator.wait(lambda: looks.looks >= wanted)
         return operator.api.asked["GET", PODS]
@@ -311,7 +299,7 @@ def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(o
     assert operator.api.asked["GET", "/api/v1/namespaces/n/events"] and not blocked(operator)
 
 
-def test_a_notice_of_a_machine_wakes_its_job(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+def test_a_notice_of_a_machine_wakes_its_job(operator, coordinator_of):
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")

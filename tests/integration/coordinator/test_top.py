@@ -1,11 +1,7 @@
 """``bagua top`` over a real coordinator, driven by Textual's pilot."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from rig.coordinator.dashboards import SCRIPT, ReportingJob
@@ -15,20 +11,18 @@ from bagua.dashboard.top import Confirm, JobScreen, Top
 from bagua.dashboard.top_texts import rank_map
 from bagua.proto import common_pb2 as c
 
-from .conftest import CoordinatorProcess, Peer
-
 WAIT_S = 60.0
 
 
 @pytest.fixture
-def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+def job(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, SCRIPT)
         yield made
         made.close()
 
 
-async def until(pilot: Any, condition: Callable[[], Any], key: str = "") -> None:
+async def until(pilot, condition, key=""):
     """Waits; presses ``key`` every second meanwhile: a key that comes while a dialog closes is lost, as for people."""
     deadline, pressed = time.monotonic() + WAIT_S, -1.0
     while not condition():
@@ -43,7 +37,7 @@ async def until(pilot: Any, condition: Callable[[], Any], key: str = "") -> None
             await pilot.pause(0.05)
 
 
-def shown(screen: Any, name: str) -> str:
+def shown(screen, name):
     return str(screen.query_one(name, Static).render())
 
 

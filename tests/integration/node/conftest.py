@@ -1,16 +1,12 @@
 """A real node daemon in a process of its own, and the other end of its stream, which does what the test says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,7 +17,7 @@ from rig.ports import free_port
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.daemon_process import daemon_pid
-from bagua.base.security import TlsFiles, create_token, server_credentials
+from bagua.base.security import create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
 from bagua.proto.rank_pb2_grpc import RankServiceStub
@@ -32,40 +28,40 @@ PATIENCE_S = 240.0  # the first job of all may build the core
 class CoordinatorEnd(NodeServiceServicer):
     """Speaks NodeService. Remembers the last LocalJob of every job and everything else that came."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token):
         self.token = token
-        self.hellos: list[node_pb2.Hello] = []
-        self.jobs: dict[str, node_pb2.LocalJob] = {}
-        self.history: list[node_pb2.LocalJob] = []
-        self.progress: list[common_pb2.Progress] = []
-        self.statuses: list[node_pb2.NodeStatus] = []
-        self.refusals: list[node_pb2.UpgradeRefusal] = []
+        self.hellos = []
+        self.jobs = {}
+        self.history = []
+        self.progress = []
+        self.statuses = []
+        self.refusals = []
         self.heartbeats = 0
-        self.logs: dict[int, bytes] = {}
-        self.log_ends: dict[int, common_pb2.LogChunk] = {}
-        self.missing: dict[int, int] = {}  # bytes of a log that are gone
-        self.code: bytes | None = None  # of every job; None: it has none
-        self.code_questions: list[tuple[str, int]] = []
-        self.answers_code: asyncio.Event | None = None  # until it is set, none is answered
-        self.answers: set[asyncio.Future[None]] = set()
+        self.logs = {}
+        self.log_ends = {}
+        self.missing = {}  # bytes of a log that are gone
+        self.code = None  # of every job; None: it has none
+        self.code_questions = []
+        self.answers_code = None  # until it is set, none is answered
+        self.answers = set()
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
-        self.grant: node_pb2.LeaseGrant | None = None
+        self.grant = None
         self.database_away = False  # Welcome has to wait
-        self.versions: dict[str, Any] = {}
+        self.versions = {}
         self.acknowledges = True
         self.read_pause_s = 0.0  # before each message
         self.acknowledged = 0
         self.older = asyncio.Event()  # set: the session ends
         self.error = ""  # with which it ends then, if any
-        self.context: Any = None
+        self.context = None
         self.changed = asyncio.Condition()
         self.writing = asyncio.Lock()
         self.port = free_port()
-        self.server: grpc.aio.Server | None = None
+        self.server = None
 
-    async def start(self, tls: TlsFiles | None = None) -> None:
+    async def start(self, tls=None):
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_NodeServiceServicer_to_server(self, self.server)
         if tls is None:
@@ -74,12 +70,12 @@ class CoordinatorEnd(NodeServiceServicer):
             self.port = self.server.add_secure_port(f"127.0.0.1:{self.port}", server_credentials(tls))
         await self.server.start()
 
-    async def stop(self) -> None:
+    async def stop(self):
         if self.server is not None:
             await self.server.stop(0)
             self.server = None
 
-    async def Session(self, request_iterator: Any, context: Any) -> None:
+    async def Session(self, request_iterator, context):
         if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         older = self.older
@@ -98,7 +94,7 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.changed.notify_all()
         over.cancel()
 
-    async def welcome_again(self, **terms: Any) -> None:
+    async def welcome_again(self, **terms):
         """Ends the stream; the daemon comes back and gets new terms."""
         for name, value in terms.items():
             setattr(self, name, value)
@@ -107,7 +103,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.older = asyncio.Event()
         await self.until(lambda: len(self.hellos) > known)
 
-    async def _take(self, fact: node_pb2.NodeFact, context: Any) -> None:
+    async def _take(self, fact, context):
         match fact.WhichOneof("fact"):
             case "hello":
                 self.hellos.append(fact.hello)
@@ -142,37 +138,35 @@ class CoordinatorEnd(NodeServiceServicer):
                 if fact.log.chunk.eof or fact.log.chunk.more:
                     self.log_ends[fact.log.request_id] = fact.log.chunk
 
-    async def _answer(self, question: node_pb2.CodeQuestion) -> None:
+    async def _answer(self, question):
         if self.answers_code is not None:
             await self.answers_code.wait()
         begin = question.piece * PIECE_BYTES
         found = {"error": "not here"} if self.code is None else {"data": self.code[begin : begin + PIECE_BYTES]}
         await self.send(code=node_pb2.CodeAnswer(request_id=question.request_id, **found))
 
-    async def send(self, **directive: Any) -> None:
+    async def send(self, **directive):
         async with self.writing:  # grpc.aio takes one write at a time
             await self.context.write(node_pb2.Directive(**directive))
 
-    async def until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
+    async def until(self, condition, timeout_s=PATIENCE_S):
         """Waits for something that came over the wire to make ``condition`` true."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(lambda: bool(condition()))
 
-    async def job_until(
-        self, job_id: str, condition: Callable[[node_pb2.LocalJob], Any], timeout_s: float = PATIENCE_S
-    ) -> node_pb2.LocalJob:
+    async def job_until(self, job_id, condition, timeout_s=PATIENCE_S):
         await self.until(lambda: job_id in self.jobs and condition(self.jobs[job_id]), timeout_s)
         return self.jobs[job_id]
 
-    async def stopped(self, job_id: str, timeout_s: float = PATIENCE_S) -> node_pb2.LocalJob:
+    async def stopped(self, job_id, timeout_s=PATIENCE_S):
         return await self.job_until(job_id, lambda job: job.phase == node_pb2.LOCAL_PHASE_STOPPED, timeout_s)
 
-    async def exited(self, job_id: str, timeout_s: float = PATIENCE_S) -> node_pb2.LocalJob:
+    async def exited(self, job_id, timeout_s=PATIENCE_S):
         return await self.job_until(
             job_id, lambda job: all(rank.state == common_pb2.RANK_STATE_EXITED for rank in job.ranks), timeout_s
         )
 
-    async def run_script(self, job_id: str, script: Path | str, *, nproc: int = 1, **spec: Any) -> None:
+    async def run_script(self, job_id, script, *, nproc=1, **spec):
         """RunJob for one host with ``nproc`` ranks."""
         generation, patience_s = spec.pop("generation", 1), spec.pop("patience_s", 0.0)
         spec.setdefault("stop_grace_s", 5.0)
@@ -190,16 +184,16 @@ class CoordinatorEnd(NodeServiceServicer):
             )
         )
 
-    async def stop_job(self, job_id: str, grace_s: float = 5.0, generation: int = 1) -> None:
+    async def stop_job(self, job_id, grace_s=5.0, generation=1):
         await self.send(stop=node_pb2.StopJob(job_id=job_id, generation=generation, reason="test", grace_s=grace_s))
 
 
 class DaemonProcess:
     """One ``python -m bagua.daemon.node``: a keeper, with a daemon."""
 
-    def __init__(self, state: Path, coordinator: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, state, coordinator, *options, pass_fds=()):
         self.state = state
-        self.ready: dict[str, str] = {}
+        self.ready = {}
         reader, writer = os.pipe()
         self._reader = reader
         self.errors = state.parent / f"{state.name}-daemon.err"
@@ -210,30 +204,30 @@ class DaemonProcess:
         os.close(writer)
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self.process.pid
 
-    def proper(self) -> psutil.Process:
+    def proper(self):
         """The daemon itself, below its keeper."""
         return psutil.Process(daemon_pid(self.pid))
 
-    async def until_ready(self) -> dict[str, str]:
+    async def until_ready(self):
         line = await asyncio.wait_for(asyncio.to_thread(self._read_line), SOON_S)
         self.ready = json.loads(line) if line else {}
         return self.ready
 
-    def _read_line(self) -> str:
+    def _read_line(self):
         with os.fdopen(self._reader) as file:
             return file.readline()
 
-    async def wait(self, timeout_s: float = SOON_S) -> int:
+    async def wait(self, timeout_s=SOON_S):
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> None:
+    def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -242,12 +236,12 @@ class DaemonProcess:
                 self.kill()
                 raise
 
-    def log(self) -> str:
+    def log(self):
         return self.errors.read_text()
 
 
 @pytest.fixture
-def state(short_folder: Path) -> Path:
+def state(short_folder):
     """The daemon's folder."""
     folder = short_folder / "state"
     folder.mkdir(mode=0o700)
@@ -256,7 +250,7 @@ def state(short_folder: Path) -> Path:
 
 
 @pytest.fixture
-async def end(state: Path) -> AsyncIterator[CoordinatorEnd]:
+async def end(state):
     coordinator = CoordinatorEnd((state / "token").read_text())
     await coordinator.start()
     yield coordinator
@@ -264,11 +258,11 @@ async def end(state: Path) -> AsyncIterator[CoordinatorEnd]:
 
 
 @pytest.fixture
-async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callable[..., Any]]:
+async def start_daemon(state, end):
     """Starts daemons; they are stopped at the end of the test, and must then have left nothing."""
-    daemons: list[DaemonProcess] = []
+    daemons = []
 
-    async def start(*options: str, pass_fds: Sequence[int] = ()) -> DaemonProcess:
+    async def start(*options, pass_fds=()):
         daemon = DaemonProcess(state, f"127.0.0.1:{end.port}", *options, pass_fds=pass_fds)
         daemons.append(daemon)
         await daemon.until_ready()
@@ -280,13 +274,13 @@ async def start_daemon(state: Path, end: CoordinatorEnd) -> AsyncIterator[Callab
 
 
 @pytest.fixture
-async def daemon(start_daemon: Callable[..., Any]) -> DaemonProcess:
-    started: DaemonProcess = await start_daemon()
+async def daemon(start_daemon):
+    started = await start_daemon()
     return started
 
 
 @pytest.fixture
-async def other_host(short_folder: Path) -> AsyncIterator[tuple[CoordinatorEnd, DaemonProcess]]:
+async def other_host(short_folder):
     """A second daemon, with the other end of its stream."""
     folder = short_folder / "other"
     folder.mkdir(mode=0o700)
@@ -301,16 +295,16 @@ async def other_host(short_folder: Path) -> AsyncIterator[tuple[CoordinatorEnd, 
 
 
 @pytest.fixture
-async def rank_stub(daemon: DaemonProcess) -> AsyncIterator[Any]:
+async def rank_stub(daemon):
     async with grpc.aio.insecure_channel(f"unix:{daemon.ready['socket']}") as channel:
         yield RankServiceStub(channel)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[..., Path]:
+def script(tmp_path):
     """Writes a program of a rank."""
 
-    def write(text: str, name: str = "script.py") -> Path:
+    def write(text, name="script.py"):
         path = tmp_path / name
         path.write_text(text)
         return path
@@ -318,7 +312,7 @@ def script(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """True while the process runs (a zombie does not)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -326,7 +320,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until_gone(pids: list[int], timeout_s: float = SOON_S) -> None:
+async def until_gone(pids, timeout_s=SOON_S):
     """Waits for the end of processes that are not ours, by their pidfds."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
@@ -345,10 +339,10 @@ async def until_gone(pids: list[int], timeout_s: float = SOON_S) -> None:
 
 
 @pytest.fixture(name="alive")
-def alive_fixture() -> Callable[[int], bool]:
+def alive_fixture():
     return alive
 
 
 @pytest.fixture(name="until_gone")
-def until_gone_fixture() -> Callable[..., Any]:
+def until_gone_fixture():
     return until_gone

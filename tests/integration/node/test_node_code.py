@@ -1,7 +1,5 @@
 """Code that is shipped, on the node: fetched once, checked, a copy for each job, gone after it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -28,7 +26,7 @@ while not pathlib.Path("made-" + os.environ["RANK"]).with_name("end").exists() a
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     folder = tmp_path / "project"
     (folder / "lib").mkdir(parents=True)
     (folder / "lib" / "words.py").write_text("word = 'shipped'\n")
@@ -37,14 +35,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def archive_in(end, folder: Path) -> common_pb2.CodeArchive:
+def archive_in(end, folder):
     """The coordinator has it, for every job."""
     packed = pack(folder)
     end.code = b"".join(packed.parts(1 << 20))
     return packed.archive
 
 
-def printed(job) -> list[str]:
+def printed(job):
     return [Path(rank.log_path).read_text().split()[0] for rank in job.ranks]
 
 
@@ -93,14 +91,14 @@ async def test_code_that_is_not_that_of_the_job(end, daemon, state, project):
         assert words in (await end.stopped(name)).error
 
 
-async def until_printed(rank, text: str) -> None:
+async def until_printed(rank, text):
     """Its log is a file: nothing tells of a new line."""
     async with asyncio.timeout(60):
         while text not in Path(rank.log_path).read_text():
             await asyncio.sleep(0.02)
 
 
-async def run_elastic(end, archive, members, joining=(), generation=1) -> None:
+async def run_elastic(end, archive, members, joining=(), generation=1):
     """A generation of an elastic job, which these members (none: it goes on elsewhere) and newcomers belong to."""
     spec = common_pb2.JobSpec(
         entry="train.py", nnodes=1, nproc_per_node=1, elastic=True, code=archive, env={"KEEP": "1"}
@@ -126,7 +124,7 @@ async def run_elastic(end, archive, members, joining=(), generation=1) -> None:
 async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
     archive = archive_in(end, project)
 
-    def both_printed(job) -> bool:
+    def both_printed(job):
         texts = [Path(rank.log_path).read_text() if rank.log_path else "" for rank in job.ranks]
         return len(texts) == 2 and all("shipped" in text and text.endswith("\n") for text in texts)
 

@@ -3,15 +3,12 @@
 The limit of file sizes stands for the disk: it needs no root, and can be lifted while the daemon runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource
-from pathlib import Path
 
 
-def limit_files(pid: int, size: int = resource.RLIM_INFINITY) -> None:
+def limit_files(pid, size=resource.RLIM_INFINITY):
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
@@ -23,7 +20,7 @@ print("x" * 100_000)
 """
 
 
-async def until_written(path: Path, **expected: object) -> None:
+async def until_written(path, **expected):
     """The journal is nobody's to wait for: looked at again and again."""
     async with asyncio.timeout(60):
         while True:

@@ -1,7 +1,5 @@
 """A daemon with an elastic job: a rank is killed, the others go on in the next generation, in the same processes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -116,7 +114,7 @@ async def test_the_others_go_on_without_a_killed_rank(end, daemon, elastic):
     assert (await end.stopped("job")).error == ""
 
 
-def counting_steps(pause_s: float) -> str:
+def counting_steps(pause_s):
     """The program says each step, and rests so long after it."""
     pause = "        time.sleep(0.02)\n"
     assert pause in PROGRAM

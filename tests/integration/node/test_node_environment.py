@@ -1,7 +1,5 @@
 """The part of the daemon's environment that ranks see, and their secrets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 PRINT = "import json, os\nprint(json.dumps(dict(os.environ)))\n"
 
 
-async def seen(end, job_id: str, script: Path, **spec) -> dict[str, str]:
+async def seen(end, job_id, script, **spec):
     """The environment of the rank of a job."""
     await end.run_script(job_id, script, **spec)
     job = await end.exited(job_id)

@@ -1,7 +1,5 @@
 """A daemon that can't be sure to be heard ends its ranks, so that the coordinator may run their job elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -29,7 +27,7 @@ time.sleep(600)
 """
 
 
-def unused_address() -> str:
+def unused_address():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -85,7 +85,7 @@ async def test_rotation(end, start_daemon, script):
     whole = "".join(f"line {i}\n" for i in range(10000)).encode()
     kept = b"".join(file.read_bytes() for file in files)
 
-    async def check(request: int) -> None:
+    async def check(request):
         data, last = await all_of(end, request)
         assert last.offset == len(whole), "offsets count from the rank's start"
         assert data == whole[end.missing[request] :] and data.startswith(b"line "), "whole lines"

@@ -1,7 +1,5 @@
 """A daemon is killed: what error feedback has kept on its host goes on with the next one, to the last bit."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,12 +1,8 @@
 """One life of a coordinator: its real reconciler, sessions, servicer and decisions, put together as the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
@@ -25,8 +21,7 @@ from bagua.daemon.coordinator.use.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.use.tuning import Tuning
 from bagua.proto import node_pb2
 from simulated.daemon import HEARTBEAT_S
-from simulated.database import Trouble, VirtualWorker
-from simulated.network import Stream
+from simulated.database import VirtualWorker
 
 OWNER = "the-coordinator"
 LEASE_S = 10.0
@@ -39,11 +34,11 @@ WELCOME = node_pb2.Welcome(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, fence_s=OPT
 class Life:
     """``start``, then it serves until ``stop`` or ``kill``."""
 
-    make_board: Callable[..., Any] = Board
-    make_servicer: Callable[..., Any] = NodeServicer
-    make_intake: Callable[..., Any] = Intake
+    make_board = Board
+    make_servicer = NodeServicer
+    make_intake = Intake
 
-    def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, store, trouble, on_cancel):
         loop = asyncio.get_running_loop()
         self.store = store
         self.worker = VirtualWorker(store, trouble, on_cancel)
@@ -52,28 +47,20 @@ class Life:
         self.watchers = Watchers()
         self.clock = ServiceClock(TICK_S, monotonic=loop.time, wall=loop.time)
         self.intake = self.make_intake(self.board, self.clock)
-        parts: tuple[Any, ...] = (
-            self.intake,
-            self.worker,
-            OWNER,
-            OPTIONS,
-            self.clock,
-            self.board,
-            self.sessions,
-        )
-        counters: Counter[tuple[str, str]] = Counter()
+        parts = (self.intake, self.worker, OWNER, OPTIONS, self.clock, self.board, self.sessions)
+        counters = Counter()
         publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, counters, lambda: None)
         self.reconciler = Reconciler(*parts, publisher, counters)
-        tuning = Tuning(self.worker, self.clock)  # type: ignore[arg-type]
-        code = CodeArchives(self.worker, self.clock)  # type: ignore[arg-type]
+        tuning = Tuning(self.worker, self.clock)
+        code = CodeArchives(self.worker, self.clock)
         self.servicer = self.make_servicer(
             self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning, code, HeldSecrets()
         )
         self.listens = False
-        self.streams: dict[asyncio.Task[None], Stream] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self.streams = {}
+        self._tasks = []
 
-    async def start(self) -> None:
+    async def start(self):
         """Raises OperationalError: then it must be started again."""
         await self.reconciler.start()
         if self.worker.killed:
@@ -82,32 +69,32 @@ class Life:
             self._tasks.append(asyncio.get_running_loop().create_task(work))
         self.listens = True
 
-    async def _keep_time(self) -> None:
+    async def _keep_time(self):
         while True:
             await asyncio.sleep(self.clock.tick_s)
             self.clock.tick()
             self.sessions.close_silent(self.clock.now(), LEASE_S)
 
-    def accept(self, stream: Stream) -> None:
+    def accept(self, stream):
         """A daemon calls."""
         task = asyncio.get_running_loop().create_task(self._serve(stream))
         self.streams[task] = stream
         stream.handler = task
         task.add_done_callback(self._ended)
 
-    async def _serve(self, stream: Stream) -> None:
+    async def _serve(self, stream):
         with contextlib.suppress(
             ServiceError, ConnectionError, OperationalError
         ):  # which the interceptor turns into a status
             await self.servicer.Session(None, stream)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task):
         self.streams.pop(task).down.end()
         if not task.cancelled() and task.exception() is not None:
             context = {"message": "a session failed", "exception": task.exception()}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    async def stop(self) -> None:
+    async def stop(self):
         """In good order, as at SIGTERM."""
         self.servicer.stopping = True
         self.sessions.close_all(STOPPING)
@@ -117,12 +104,12 @@ class Life:
             await self.reconciler.stop()
         self.worker.killed = True
 
-    async def kill(self) -> None:
+    async def kill(self):
         """SIGKILL: nothing more is written, and nobody is told."""
         self.worker.killed = True
         await self._end()
 
-    async def _end(self) -> None:
+    async def _end(self):
         self.listens = False
         tasks = [*self._tasks, *self.streams]
         for task in tasks:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from bagua.daemon.node.session.lease import Lease
 from bagua.proto import common_pb2, node_pb2
-from simulated.network import Link, Stream
-
-if TYPE_CHECKING:
-    from simulated.training import Training
+from simulated.network import Link
 
 HEARTBEAT_S = 4.0
 KEEPALIVE_S = 6.0  # so long without a sign from the other side, and a daemon gives its stream up
@@ -22,11 +16,7 @@ WELCOME_S = 10.0
 PATIENCE_S = (0.0, 0.0, 10.0, 40.0)  # that nodes may have with a job
 NUMBERED = True  # streams tell which of them is the youngest
 
-WAITING, RUNNING, EXITED = (
-    common_pb2.RANK_STATE_WAITING,
-    common_pb2.RANK_STATE_RUNNING,
-    common_pb2.RANK_STATE_EXITED,
-)
+WAITING, RUNNING, EXITED = (common_pb2.RANK_STATE_WAITING, common_pb2.RANK_STATE_RUNNING, common_pb2.RANK_STATE_EXITED)
 STOPPED = node_pb2.LOCAL_PHASE_STOPPED
 
 
@@ -52,36 +42,36 @@ class SimulatedDaemon:
     """``net`` gives streams: None while nobody listens. ``on_death`` hears of elastic parts that end while others go
     on."""
 
-    def __init__(self, node_id: str, slots: int, rng: random.Random, net: Any, world: Any) -> None:
+    def __init__(self, node_id, slots, rng, net, world):
         self.node_id = node_id
         self.slots = slots
         self._rng = rng
         self._net = net
-        self._on_death: Callable[[str, str, Part], None] = world.part_died
-        self._training: Training = world.training
+        self._on_death = world.part_died
+        self._training = world.training
         self._loop = asyncio.get_running_loop()
         self.link = Link(self._loop)
         self.frozen_until = 0.0
         self.boots = 0
-        self.parts: dict[str, Part] = {}
-        self.history: list[tuple[str, Part]] = []
-        self.stream: Stream | None = None
+        self.parts = {}
+        self.history = []
+        self.stream = None
         self.connected = False
-        self._task: asyncio.Task[None] | None = None
+        self._task = None
         self._start()
 
     # ---- what happens to it
 
-    def _start(self) -> None:
+    def _start(self):
         self.boots += 1
         self.boot_id = f"{self.node_id}/{self.boots}"
         self._streams = 0
         self.parts = {}
         self.lease = Lease(self._arm)
-        self._fences: list[asyncio.TimerHandle] = []
+        self._fences = []
         self._task = self._loop.create_task(self._run())
 
-    def kill(self) -> None:
+    def kill(self):
         """SIGKILL: its ranks die with it."""
         assert self._task is not None
         self._task.cancel()
@@ -94,21 +84,21 @@ class SimulatedDaemon:
         if self.stream is not None:
             self.stream.tear()
 
-    def restart(self) -> None:
+    def restart(self):
         """A new life."""
         if self._task is None:
             self._start()
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self._task is not None
 
-    def tear(self) -> None:
+    def tear(self):
         """The stream breaks."""
         if self.stream is not None:
             self.stream.tear()
 
-    def rank_ends(self, job_id: str, code: int) -> bool:
+    def rank_ends(self, job_id, code):
         """The ranks of the job end here, well or not. False: none runs."""
         part = self.parts.get(job_id)
         if part is None or not part.computing:
@@ -119,7 +109,7 @@ class SimulatedDaemon:
 
     # ---- elastic jobs
 
-    def rank_killed(self, job_id: str) -> bool:
+    def rank_killed(self, job_id):
         """One rank dies by SIGKILL, and the engine notices. False: none runs here, or the job is not elastic."""
         part = self.parts.get(job_id)
         left = [] if part is None else [rank for rank in part.fact.ranks if rank.state == RUNNING]
@@ -133,7 +123,7 @@ class SimulatedDaemon:
         self.changed(part)
         return dead.member in part.present
 
-    def suspend(self, job_id: str, entered: int, text: str, lost: str = "") -> None:
+    def suspend(self, job_id, entered, text, lost=""):
         """The engine of that generation has lost a rank, or the node ``lost``; or others have."""
         part = self.parts.get(job_id)
         if not self.alive or part is None or part.fact.entered != entered or part.fact.phase == STOPPED or not entered:
@@ -144,7 +134,7 @@ class SimulatedDaemon:
         self.changed(part)
         self._plan(part)  # who is dismissed has nothing to repeat
 
-    def _follow_run(self, part: Part, run: node_pb2.RunJob) -> None:
+    def _follow_run(self, part, run):
         """A newer generation of a job that is here, or other newcomers."""
         part.run = run
         self._arm()
@@ -169,7 +159,7 @@ class SimulatedDaemon:
             self._training.plan_is_known(run.job_id, part.fact.entered)
         self.changed(part)
 
-    def _back(self, part: Part) -> None:
+    def _back(self, part):
         """Into a lobby of its own; or the newcomers are ended, and others come."""
         part.present, part.fact.entered, part.boundary = frozenset(), 0, True
         part.fact.suspended = ""
@@ -177,12 +167,12 @@ class SimulatedDaemon:
         if self._rng.random() < 0.5:
             self._stop(part, code=-9, error="")
 
-    def at_boundary(self, part: Part) -> None:
+    def at_boundary(self, part):
         """All ranks here have ended their step, and wait for the next generation."""
         part.boundary = True
         self._plan(part)
 
-    def _plan(self, part: Part) -> None:
+    def _plan(self, part):
         """A planned change takes place once everybody here waits for it."""
         run = part.run
         if run is None or not run.planned or run.hold or part.fact.entered >= run.generation or not self.alive:
@@ -199,7 +189,7 @@ class SimulatedDaemon:
             if all(rank.ready_to_join for rank in new) and part.computing:
                 self._enter(part, at_once=False)
 
-    def _enter(self, part: Part, at_once: bool) -> None:
+    def _enter(self, part, at_once):
         run = part.run
         assert run is not None
         mine = run.hosts[run.host_index]
@@ -219,20 +209,20 @@ class SimulatedDaemon:
         del part.fact.suspended_nodes[:]
         self.changed(part)
 
-    def _learn_steps(self, part: Part) -> None:
+    def _learn_steps(self, part):
         """In some generations a node finds that steps take long. No random number: it is the same in each history."""
         if part.elastic:
             found = PATIENCE_S[zlib.crc32(f"{part.fact.job_id} {part.fact.entered} {self.node_id}".encode()) % 4]
             part.fact.patience_s = max(part.fact.patience_s, found)
 
-    def slots_of(self, part: Part) -> int:
+    def slots_of(self, part):
         """Of ranks that are members, or may become members."""
         if part.run is None or not part.elastic:
             return len(part.fact.ranks)
         mine, lobby = _plans(part.run, self.node_id)
         return sum(rank.member in {*mine, *lobby} for rank in part.fact.ranks)
 
-    def newcomers_fail(self, part: Part) -> None:
+    def newcomers_fail(self, part):
         """They have another model."""
         for rank in part.fact.ranks:
             if rank.state != EXITED:
@@ -241,14 +231,14 @@ class SimulatedDaemon:
         self._on_death(part.fact.job_id, self.node_id, part)
         self.changed(part)
 
-    def _add_newcomers(self, part: Part, members: list[int]) -> None:
+    def _add_newcomers(self, part, members):
         for number, member in enumerate(members):
             part.fact.ranks.add(rank=number, node_id=self.node_id, state=WAITING, member=member, newcomer=True)
         part.known |= set(members)
         if members:
             self._loop.call_later(self._rng.uniform(0.0, 2.0), self._newcomers_start, part, members, self.boot_id)
 
-    def _newcomers_start(self, part: Part, members: list[int], boot_id: str) -> None:
+    def _newcomers_start(self, part, members, boot_id):
         if boot_id != self.boot_id or not self.alive or part.fact.phase == STOPPED:
             return
         part.fact.phase = node_pb2.LOCAL_PHASE_STARTED
@@ -260,7 +250,7 @@ class SimulatedDaemon:
         self._loop.call_later(self._rng.uniform(0.0, 3.0), self._newcomers_ready, part, members, boot_id)
         self.changed(part)
 
-    def _newcomers_ready(self, part: Part, members: list[int], boot_id: str) -> None:
+    def _newcomers_ready(self, part, members, boot_id):
         if boot_id != self.boot_id or not self.alive or part.fact.phase == STOPPED:
             return
         fate = self._rng.random() / self._training.clumsy if self._training.clumsy else 1.0
@@ -278,18 +268,18 @@ class SimulatedDaemon:
         self._plan(part)
         self.changed(part)
 
-    def _die(self, job_id: str, part: Part) -> None:
+    def _die(self, job_id, part):
         if part.elastic and part.fact.phase != STOPPED:
             self._on_death(job_id, self.node_id, part)
         part.computing = False
 
-    def _end(self, rank: Any, code: int) -> None:
+    def _end(self, rank, code):
         rank.state, rank.exit_code, rank.signal = EXITED, code, max(0, -code)
         rank.exited_at = self._loop.time()
 
     # ---- its life
 
-    async def _run(self) -> None:
+    async def _run(self):
         while True:
             before = self._loop.time()
             stream = self._net(self)
@@ -309,7 +299,7 @@ class SimulatedDaemon:
                 stream.tear()
             await asyncio.sleep(self._rng.uniform(0.1, 2.0))
 
-    async def _talk(self, stream: Stream) -> None:
+    async def _talk(self, stream):
         await self._thawed()
         self.lease.hello(self._loop.time())
         self._streams += 1
@@ -345,7 +335,7 @@ class SimulatedDaemon:
         finally:
             beat.cancel()
 
-    async def _next(self, stream: Stream) -> node_pb2.Directive:
+    async def _next(self, stream):
         """Raises EOFError at the end of the stream."""
         found = await stream.down.take()
         if self._loop.time() < self.frozen_until:
@@ -354,11 +344,11 @@ class SimulatedDaemon:
             raise EOFError
         return node_pb2.Directive.FromString(found) if isinstance(found, bytes) else found
 
-    async def _thawed(self) -> None:
+    async def _thawed(self):
         while self._loop.time() < self.frozen_until:
             await asyncio.sleep(self.frozen_until - self._loop.time())
 
-    async def _beat(self, stream: Stream) -> None:
+    async def _beat(self, stream):
         heard_at = self._loop.time()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -373,7 +363,7 @@ class SimulatedDaemon:
 
     # ---- jobs
 
-    def _follow(self, directive: node_pb2.Directive) -> None:
+    def _follow(self, directive):
         kind = directive.WhichOneof("directive")
         if kind == "welcome":  # after terms
             self.lease.welcome(directive.welcome)
@@ -396,7 +386,7 @@ class SimulatedDaemon:
                 self._loop.call_later(self._rng.uniform(0.0, 1.0), self._stop_if, part, token)
             self.changed(part)
 
-    def _begin(self, run: node_pb2.RunJob) -> None:
+    def _begin(self, run):
         held = self.parts.get(run.job_id)
         mine, lobby = _plans(run, self.node_id)
         anew = held is not None and held.fact.phase == STOPPED and not held.computing
@@ -436,7 +426,7 @@ class SimulatedDaemon:
         self.changed(part)
         self._loop.call_later(self._rng.uniform(0.0, 2.0), self._started, part, self.boot_id)
 
-    def _started(self, part: Part, boot_id: str) -> None:
+    def _started(self, part, boot_id):
         if boot_id != self.boot_id or not self.alive or part.fact.phase == STOPPED:
             return
         if self._loop.time() < self.frozen_until:
@@ -450,11 +440,11 @@ class SimulatedDaemon:
         self._learn_steps(part)
         self.changed(part)
 
-    def _stop_if(self, part: Part, token: object) -> None:
+    def _stop_if(self, part, token):
         if part.token is token and part.fact.phase != STOPPED and self.alive:
             self._stop(part, code=-15, error="")
 
-    def _stop(self, part: Part, code: int, error: str) -> None:
+    def _stop(self, part, code, error):
         part.computing = False
         part.fact.phase = STOPPED
         part.fact.error = part.fact.error or error
@@ -463,11 +453,11 @@ class SimulatedDaemon:
                 self._end(rank, code)
         self.changed(part)
 
-    def changed(self, part: Part) -> None:
+    def changed(self, part):
         part.dirty = True
         self._loop.call_soon(self._report)
 
-    def _report(self) -> None:
+    def _report(self):
         """Sends what has changed, when there is a way."""
         if not self.connected or self.stream is None:
             return
@@ -481,16 +471,16 @@ class SimulatedDaemon:
 
     # ---- the fence; the keeper acts also while the daemon is frozen
 
-    def _arm(self) -> None:
+    def _arm(self):
         for fence in self._fences:
             fence.cancel()
         deadlines = {self._deadline(part.run) for part in self.parts.values() if part.fact.phase != STOPPED}
         self._fences = [self._loop.call_at(at, self._over) for at in sorted(deadlines) if at < float("inf")]
 
-    def _deadline(self, run: node_pb2.RunJob | None) -> float:
+    def _deadline(self, run):
         return self.lease.deadline(0.0 if run is None else run.patience_s)
 
-    def _over(self) -> None:
+    def _over(self):
         for job_id, part in self.parts.items():
             if part.fact.phase != STOPPED and self._deadline(part.run) <= self._loop.time():
                 self._die(job_id, part)
@@ -501,7 +491,7 @@ class SimulatedDaemon:
 NOWHERE = 0xFFFFFFFF
 
 
-def _plans(run: node_pb2.RunJob, node_id: str) -> tuple[list[int], list[int]]:
+def _plans(run, node_id):
     """(members of the generation, newcomers that prepare) on a node."""
     mine = list(run.hosts[run.host_index].members) if run.host_index != NOWHERE else []
     if run.host_index != NOWHERE and not run.spec.elastic:

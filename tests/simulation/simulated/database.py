@@ -1,11 +1,6 @@
 """The way to the database, which is slow, fails, or is cut off from whoever waits for it."""
 
-from __future__ import annotations
-
 import asyncio
-import random
-from collections.abc import Callable
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,7 +11,7 @@ class Trouble:
     """Outcome of the next query to the database. ``plan`` fixes it by number, for histories that try each of
     them; the rest is drawn. ``down_until``: the disk is full, or another process holds the lock."""
 
-    def __init__(self, rng: random.Random, rate: float, plan: dict[int, str] | None = None) -> None:
+    def __init__(self, rng, rate, plan=None):
         self._rng = rng
         self._rate = rate
         self._plan = plan or {}
@@ -24,7 +19,7 @@ class Trouble:
         self.down_until = 0.0
         self.over = False  # from now on all is well
 
-    def draw(self, now: float) -> str:
+    def draw(self, now):
         """``fail``, ``lose`` (it is done, but the answer is an error), ``slow``, ``cancel``, or empty: it works."""
         self.asked += 1
         if self.over:
@@ -37,7 +32,7 @@ class Trouble:
             return ""
         return self._rng.choice(KINDS)
 
-    def seconds(self) -> float:
+    def seconds(self):
         """How long something slow takes: often longer than a lease."""
         return self._rng.uniform(0.01, 16.0)
 
@@ -46,7 +41,7 @@ class VirtualWorker:
     """``Worker``, for one coordinator. One question after the other; each is answered also if nobody waits any more.
     ``on_cancel`` cuts somebody off who waits."""
 
-    def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, store, trouble, on_cancel):
         self.store = store
         self._trouble = trouble
         self._on_cancel = on_cancel
@@ -55,15 +50,15 @@ class VirtualWorker:
         self.waiting = 0
         self.killed = False
 
-    async def write(self, work: Callable[[Any], Any]) -> Any:
+    async def write(self, work):
         """The result of ``work``, or OperationalError."""
         return await self.write_with(lambda store: store.apply(work))
 
-    async def read(self, work: Callable[[Any], Any]) -> Any:
+    async def read(self, work):
         """The same, without a lock."""
         return await self.write_with(lambda store: store.look(work))
 
-    async def write_with(self, function: Callable[[Any], Any]) -> Any:
+    async def write_with(self, function):
         """The result of ``function``, or OperationalError."""
         trouble = self._trouble.draw(self._loop.time())
         future = self._loop.create_future()
@@ -81,8 +76,8 @@ class VirtualWorker:
         finally:
             self.waiting -= 1
 
-    def _answer(self, future: asyncio.Future[Any], trouble: str, function: Callable[[Any], Any]) -> None:
-        error: Exception | None = None
+    def _answer(self, future, trouble, function):
+        error = None
         result = None
         if self.killed:  # nobody is there to do it
             error = ConnectionError("the coordinator is gone")
@@ -103,5 +98,5 @@ class VirtualWorker:
             future.set_result(result)
 
 
-def _locked() -> Exception:
+def _locked():
     return sa.exc.OperationalError("", {}, Exception("database is locked"))

@@ -1,11 +1,7 @@
 """Histories: drawn from a seed, or one fixed course of events with trouble at one chosen question to the database."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from bagua.daemon.coordinator.rounds import requests
 from simulated.coordinator import Life
@@ -15,10 +11,8 @@ from simulated.loop import VirtualLoop
 from simulated.store import MemoryStore
 from simulated.world import BrokenPromiseError, Elastic, World
 
-MakeStore = Callable[[Callable[[], None]], Any]
 
-
-def play(story: Coroutine[Any, Any, int]) -> int:
+def play(story):
     """Runs a history to its end; returns how often the database was asked. Raises BrokenPromiseError."""
     loop = VirtualLoop()
     try:
@@ -28,7 +22,7 @@ def play(story: Coroutine[Any, Any, int]) -> int:
         loop.close()
 
 
-async def _sweep(loop: VirtualLoop) -> None:
+async def _sweep(loop):
     """Ends whatever still runs, and what that begins."""
     loop.set_exception_handler(lambda loop, context: None)
     this = asyncio.current_task()
@@ -38,7 +32,7 @@ async def _sweep(loop: VirtualLoop) -> None:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: MakeStore = MemoryStore) -> int:
+async def drawn(seed, make_life=Life, make_store=MemoryStore):
     """Plays the events of the seed, then heals all faults, then cancels every job. With every fourth seed jobs are
     elastic."""
     rng = random.Random(seed)
@@ -47,7 +41,7 @@ async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: Ma
     nodes = rng.choice((1, 2, 2, 3) if elastic else (1, 1, 1, 2, 2, 3))
     world = World(rng, trouble, make_store, nodes, rng.choice((1, 2)), make_life)
     await world.start_coordinator()
-    dead: set[str] = set()
+    dead = set()
     if elastic:
         size = rng.randint(1, nodes)
         world.submit(size, rng.randint(1, world.daemons[0].slots), Elastic.drawn(rng, size, nodes))
@@ -63,7 +57,7 @@ async def drawn(seed: int, make_life: Callable[..., Life] = Life, make_store: Ma
     return trouble.asked
 
 
-async def fixed(plan: dict[int, str], seed: int = 0) -> int:
+async def fixed(plan, seed=0):
     """Two daemons, a job on both and one that waits, a daemon that is lost, one that is restarted, a coordinator that
     is replaced; trouble at the questions of ``plan``."""
     rng = random.Random(seed)
@@ -89,7 +83,7 @@ async def fixed(plan: dict[int, str], seed: int = 0) -> int:
     return trouble.asked
 
 
-async def late_hello() -> int:
+async def late_hello():
     """A stream is held up on its way while a younger one passes, and a job begins by that one."""
     trouble = Trouble(random.Random(0), 0.0)
     world = World(random.Random(0), trouble, MemoryStore, nodes=1, slots=1)
@@ -106,7 +100,7 @@ async def late_hello() -> int:
     return trouble.asked
 
 
-async def outage(away: str, seconds: float) -> int:
+async def outage(away, seconds):
     """An elastic job on two nodes; the database or the coordinator is ``away`` for so long. In the middle of that time
     a rank is killed. Raises BrokenPromiseError unless training goes on until then, and the change waits."""
     trouble = Trouble(random.Random(0), 0.0)
@@ -135,7 +129,7 @@ async def outage(away: str, seconds: float) -> int:
     return trouble.asked
 
 
-def _check_outage(world: World, lost: int) -> None:
+def _check_outage(world, lost):
     """All ranks but so many are alive, in the first generation, whose steps go on until somebody is lost."""
     parts = [daemon.parts["job-0"] for daemon in world.daemons]
     dead = sum(rank.state == EXITED for part in parts for rank in part.fact.ranks)
@@ -145,7 +139,7 @@ def _check_outage(world: World, lost: int) -> None:
         raise BrokenPromiseError(f"{lost} ranks were killed: {parts}")
 
 
-async def _end_well(world: World, dead: set[str]) -> None:
+async def _end_well(world, dead):
     await world.heal(dead)
     await world.rest(world.at_rest, "at rest")
     for job_id in world.submitted:
@@ -153,32 +147,32 @@ async def _end_well(world: World, dead: set[str]) -> None:
     await world.rest(world.all_over, "at the end")
 
 
-def _shape(rng: random.Random) -> tuple[int, int]:
+def _shape(rng):
     return rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
 
 
 # ---- what may happen
 
 
-def _submit(world: World, rng: random.Random, dead: set[str]) -> None:
+def _submit(world, rng, dead):
     world.submit(*_shape(rng))
 
 
-def _cancel(world: World, rng: random.Random, dead: set[str]) -> None:
+def _cancel(world, rng, dead):
     if world.acknowledged:
         world.cancel(rng.choice(world.acknowledged))
 
 
-def _tear(world: World, rng: random.Random, dead: set[str]) -> None:
+def _tear(world, rng, dead):
     rng.choice(world.daemons).tear()
 
 
-def _silence(world: World, rng: random.Random, dead: set[str]) -> None:
+def _silence(world, rng, dead):
     link = rng.choice(world.daemons).link
     link.silent_until = max(link.silent_until, link.loop.time() + rng.uniform(0.5, 40.0))
 
 
-def _reroute(world: World, rng: random.Random, dead: set[str]) -> None:
+def _reroute(world, rng, dead):
     """A connection is held up while others pass; what it carries comes late."""
     daemon = rng.choice(world.daemons)
     if daemon.stream is not None:
@@ -187,12 +181,12 @@ def _reroute(world: World, rng: random.Random, dead: set[str]) -> None:
             daemon.stream.tear()
 
 
-def _freeze(world: World, rng: random.Random, dead: set[str]) -> None:
+def _freeze(world, rng, dead):
     daemon = rng.choice(world.daemons)
     daemon.frozen_until = max(daemon.frozen_until, daemon.link.loop.time() + rng.uniform(0.5, 40.0))
 
 
-def _kill(world: World, rng: random.Random, dead: set[str]) -> None:
+def _kill(world, rng, dead):
     daemon = rng.choice(world.daemons)
     if daemon.alive:
         daemon.kill()
@@ -202,7 +196,7 @@ def _kill(world: World, rng: random.Random, dead: set[str]) -> None:
             daemon.link.loop.call_later(rng.uniform(0.0, 15.0), daemon.restart)
 
 
-def _ranks_end(world: World, rng: random.Random, dead: set[str]) -> None:
+def _ranks_end(world, rng, dead):
     """A job ends by itself, well on all its nodes or badly on one."""
     if not world.submitted:
         return
@@ -212,15 +206,15 @@ def _ranks_end(world: World, rng: random.Random, dead: set[str]) -> None:
             daemon.rank_ends(job_id, code)
 
 
-def _disk_full(world: World, rng: random.Random, dead: set[str]) -> None:
+def _disk_full(world, rng, dead):
     world.trouble.down_until = world.daemons[0].link.loop.time() + rng.uniform(0.1, 30.0)
 
 
-def _coordinator(world: World, rng: random.Random, dead: set[str]) -> None:
+def _coordinator(world, rng, dead):
     world.replace(gently=rng.random() < 0.5, seconds=rng.choice((0.0, 1.0, 30.0)) * rng.random())
 
 
-def _rank_killed(world: World, rng: random.Random, dead: set[str]) -> None:
+def _rank_killed(world, rng, dead):
     """Of an elastic job."""
     if world.submitted:
         job_id, daemon = rng.choice(world.submitted), rng.choice(world.daemons)
@@ -229,7 +223,7 @@ def _rank_killed(world: World, rng: random.Random, dead: set[str]) -> None:
             world.suspend_others(job_id, daemon.node_id, part.fact.entered)
 
 
-def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None:
+def _connection_breaks(world, rng, dead):
     """Between two engines; nobody dies, and one of them may not notice."""
     if len(world.daemons) > 1 and world.submitted:
         job_id = rng.choice(world.submitted)
@@ -241,20 +235,20 @@ def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None
                 other.suspend(job_id, part.fact.entered, f"{one.node_id} hung up", one.node_id)
 
 
-def _scale(world: World, rng: random.Random, dead: set[str]) -> None:
+def _scale(world, rng, dead):
     wanted = rng.randint(1, len(world.daemons))
     world.ask(lambda job: requests.scale(job, wanted))
 
 
-def _pause(world: World, rng: random.Random, dead: set[str]) -> None:
+def _pause(world, rng, dead):
     world.ask(requests.pause)
 
 
-def _resume(world: World, rng: random.Random, dead: set[str]) -> None:
+def _resume(world, rng, dead):
     world.ask(requests.resume)
 
 
-def _drain(world: World, rng: random.Random, dead: set[str]) -> None:
+def _drain(world, rng, dead):
     world.drain(rng.choice(world.daemons).node_id, rng.random() < 0.6)
 
 

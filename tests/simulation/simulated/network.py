@@ -1,12 +1,7 @@
 """A stream between a daemon and a coordinator: it delays, holds everything back for a while, or breaks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
-from typing import Any
-
-from bagua.proto import node_pb2
 
 DELAY_S = 0.003
 
@@ -14,23 +9,23 @@ DELAY_S = 0.003
 class Pipe:
     """One direction, in order. What is sent while the stream is a black hole arrives when it is none any more."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream):
         self._stream = stream
         self._loop = stream.link.loop
-        self._items: deque[tuple[float, Any]] = deque()
+        self._items = deque()
         self._came = asyncio.Event()
         self.ended = False  # nothing more will come
         self.cut = False  # and whoever reads knows it already
 
-    def send(self, item: Any) -> None:
+    def send(self, item):
         self._items.append((self._loop.time() + DELAY_S, item))
         self._came.set()
 
-    def end(self) -> None:
+    def end(self):
         self.ended = True
         self._came.set()
 
-    async def take(self) -> Any:
+    async def take(self):
         """The next item, or None at the end."""
         while not self.cut:
             if self._items:
@@ -51,57 +46,57 @@ class Pipe:
 class Link:
     """The network between a node and the coordinator."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop):
         self.loop = loop
         self.silent_until = 0.0
 
     @property
-    def silent(self) -> bool:
+    def silent(self):
         return self.loop.time() < self.silent_until
 
 
 class Stream:
     """One call of Session. To the coordinator it is the context of the call."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link):
         self.link = link
         self.lost_until = 0.0
         self.up = Pipe(self)
         self.down = Pipe(self)
-        self.handler: asyncio.Task[None] | None = None  # the coordinator's
+        self.handler = None  # the coordinator's
 
     @property
-    def held_until(self) -> float:
+    def held_until(self):
         """Nothing passes before; what was sent is not lost."""
         return max(self.link.silent_until, self.lost_until)
 
     @property
-    def silent(self) -> bool:
+    def silent(self):
         return self.link.loop.time() < self.held_until
 
-    async def read(self) -> bytes | None:
+    async def read(self):
         """Reads the coordinator's next message: a NodeFact."""
-        fact: bytes | None = await self.up.take()
+        fact = await self.up.take()
         return fact
 
-    def say(self, fact: node_pb2.NodeFact) -> None:
+    def say(self, fact):
         """Writes a message of the daemon."""
         self.up.send(fact.SerializeToString())
 
-    async def write(self, directive: node_pb2.Directive | bytes) -> None:
+    async def write(self, directive):
         """Writes a message of the coordinator."""
         if self.up.ended and not self.silent:
             raise ConnectionError("the stream is broken")
         self.down.send(directive)
 
-    def tear(self) -> None:
+    def tear(self):
         """It breaks, or the daemon hangs up: the daemon knows at once, the coordinator when nothing is held up."""
         self.up.end()
         self.down.cut = True
         self.down.end()
         self._let_go()
 
-    def _let_go(self) -> None:
+    def _let_go(self):
         """gRPC cancels the handler of a call when it learns of its end."""
         if self.handler is None or self.handler.done():
             return

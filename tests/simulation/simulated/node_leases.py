@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bagua.daemon.coordinator.rounds.own_lease import OwnLease
 from bagua.daemon.coordinator.rules.clock import ServiceClock
@@ -48,7 +46,7 @@ class Database:
     refuses: bool = False
     silent_for: set[str] = field(default_factory=set)
 
-    async def do(self, name: str, action: Callable[[], Any]) -> Any:
+    async def do(self, name, action):
         """Returns what ``action`` does, as soon as the coordinator ``name`` reaches the database."""
         while True:
             if self.refuses:
@@ -61,7 +59,7 @@ class Database:
 class Coordinator:
     """One run of it. ``world.coordinators`` has the runs that live."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world, name):
         self.world, self.name = world, name
         self.clock = ServiceClock(1.0, world.loop.time)
         self.leases = CoordinatorLeases(name, self.clock, OPTIONS.lease_s, JOB_LEASE_S)
@@ -71,21 +69,21 @@ class Coordinator:
             name, self.clock, self.leases, self.node_leases, self._refuses, missed_s, self._put_forward
         )
         self.lease.publish(f"127.0.0.1:{7670 + NAMES.index(name)}", "here")
-        self.session: int | None = None  # number of the node's stream
+        self.session = None  # number of the node's stream
         self.introduced = False
         self.gone = False  # the end of a session waits to be written
         self.heard = 0.0  # of the session, or of the node since
         self.connected = False  # the node, here or there, as far as is known
 
-    def _put_forward(self, seconds: float) -> None:
+    def _put_forward(self, seconds):
         """As ``Board.put_forward``."""
         if not self.connected:
             self.heard += seconds
 
-    async def _refuses(self) -> bool:
+    async def _refuses(self):
         return self.world.database.refuses
 
-    async def run(self) -> None:
+    async def run(self):
         database, began = self.world.database, self.lease.now()
         held, records = await self._patiently(self._load)
         self.clock.catch_up(max((one.clock for one in records), default=0.0))
@@ -107,20 +105,20 @@ class Coordinator:
         finally:
             asking.cancel()
 
-    async def _patiently(self, action: Callable[[], Any]) -> Any:
+    async def _patiently(self, action):
         while True:
             with contextlib.suppress(RefusedError):
                 return await self.world.database.do(self.name, action)
             await asyncio.sleep(1.0)
 
-    def _load(self) -> tuple[list[str], list[CoordinatorRecord]]:
+    def _load(self):
         database = self.world.database
         held = [NODE] if database.node_owner == self.name else []
         if held:
             database.node_owner = None
         return held, list(database.records.values())
 
-    async def ask(self, others: Mapping[str, str]) -> dict[str, float]:
+    async def ask(self, others):
         """As ``DatabaseSilence.ask``."""
         await asyncio.sleep(0.1)
         living = {} if self.world.parted else self.world.coordinators
@@ -128,10 +126,10 @@ class Coordinator:
         await asyncio.sleep(0.1)
         return found
 
-    async def _round(self, database: Database) -> None:
+    async def _round(self, database):
         began = self.lease.now()
 
-        def look() -> tuple[list[CoordinatorRecord], str | None]:
+        def look():
             return list(database.records.values()), database.node_owner
 
         records, owner = await self.lease.await_database(database.do(self.name, look))
@@ -152,7 +150,7 @@ class Coordinator:
         self.gone = False
         self.lease.writes(now, [NODE] if gone else [])
 
-        def write() -> None:
+        def write():
             known = database.records.get(self.name, CoordinatorRecord(self.name))
             database.records[self.name] = replace(announced or known, clock=self.clock.now())
             if gone and database.node_owner == self.name:
@@ -169,18 +167,18 @@ class Coordinator:
         if came is not None and came == self.session:
             self.introduced = self.connected = True
 
-    def _take_in(self, owner: str | None) -> None:
+    def _take_in(self, owner):
         connected = owner not in (None, self.name) and self.leases.lives(owner or "")
         if connected != self.connected:
             self.heard = self._heard_of(owner, connected)
             self.connected = connected
 
-    def _heard_of(self, owner: str | None, connected: bool) -> float:
+    def _heard_of(self, owner, connected):
         if connected:
             return 0.0
         return self.clock.now() if owner in (None, self.name) else self.leases.heard(owner or "")
 
-    def _decide(self) -> None:
+    def _decide(self):
         if self.connected or self.session is not None:
             return
         if self.clock.now() >= replace(OPTIONS, arrived_clock=self.lease.arrived_clock).gone_at(self.heard):
@@ -188,18 +186,18 @@ class Coordinator:
 
     # ---- the node's stream
 
-    def open(self, number: int) -> node_pb2.Welcome:
+    def open(self, number):
         self.session, self.introduced = number, False
         return self.terms()
 
-    def terms(self) -> node_pb2.Welcome:
+    def terms(self):
         self.heard = self.clock.now()
         return node_pb2.Welcome(lease_s=OPTIONS.lease_s, fence_s=OPTIONS.fence_s, grant=self.grant())
 
-    def grant(self) -> node_pb2.LeaseGrant | None:
+    def grant(self):
         return self.node_leases.grant(NODE)
 
-    def hang_up(self, number: int) -> None:
+    def hang_up(self, number):
         if self.session == number:
             self.session, self.gone, self.connected = None, True, False
 
@@ -207,17 +205,17 @@ class Coordinator:
 class World:
     """``events``: pairs of a pause in seconds and the name of a method."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop):
         self.loop = loop
         self.database = Database(loop)
-        self.coordinators: dict[str, Coordinator] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.coordinators = {}
+        self.tasks = {}
         self.parted = False  # coordinators don't reach each other
-        self.cut: set[str] = set()  # coordinators that the node does not reach
+        self.cut = set()  # coordinators that the node does not reach
         self.home = "a"  # the coordinator that the node dials
         self.lease = Lease(lambda: None)
 
-    async def play(self, events: list[tuple[float, str]]) -> bool:
+    async def play(self, events):
         """True if the node's lease was over. Raises AssertionError if a coordinator has given the node up before."""
         for name in NAMES:
             self.start(name)
@@ -241,67 +239,67 @@ class World:
                 task.cancel()
             await asyncio.gather(node, acting, *self.tasks.values(), return_exceptions=True)
 
-    async def _act(self, events: list[tuple[float, str]]) -> None:
+    async def _act(self, events):
         await asyncio.sleep(15.0)
         for pause, event in events:
             getattr(self, event)()
             await asyncio.sleep(pause)
 
-    def start(self, name: str) -> None:
+    def start(self, name):
         if name not in self.tasks:
             self.tasks[name] = asyncio.create_task(Coordinator(self, name).run())
 
-    def kill(self, name: str) -> None:
+    def kill(self, name):
         if name in self.tasks:
             self.coordinators.pop(name, None)
             self.tasks.pop(name).cancel()
 
     # ---- events
 
-    def refuse(self) -> None:
+    def refuse(self):
         self.database.refuses = not self.database.refuses
 
-    def silence(self) -> None:
+    def silence(self):
         silent = self.database.silent_for
         self.database.silent_for = set() if silent else set(NAMES)
 
-    def silence_a(self) -> None:
+    def silence_a(self):
         self.database.silent_for ^= {"a"}
 
-    def silence_b(self) -> None:
+    def silence_b(self):
         self.database.silent_for ^= {"b"}
 
-    def restart_a(self) -> None:
+    def restart_a(self):
         self.kill("a")
         self.start("a")
 
-    def kill_b(self) -> None:
+    def kill_b(self):
         self.kill("b")
 
-    def start_b(self) -> None:
+    def start_b(self):
         self.start("b")
 
-    def part(self) -> None:
+    def part(self):
         self.parted = not self.parted
 
-    def cut_a(self) -> None:
+    def cut_a(self):
         self.cut ^= {"a"}
 
-    def cut_all(self) -> None:
+    def cut_all(self):
         self.cut = set() if self.cut else set(NAMES)
 
-    def move(self) -> None:
+    def move(self):
         self.home = "b" if self.home == "a" else "a"
 
-    def wait(self) -> None:
+    def wait(self):
         pass
 
     # ---- the node
 
-    def reached(self, name: str) -> Coordinator | None:
+    def reached(self, name):
         return None if name in self.cut else self.coordinators.get(name)
 
-    async def node(self) -> None:
+    async def node(self):
         number = 0
         while True:
             number += 1
@@ -309,7 +307,7 @@ class World:
             await self._ask_the_ports()
             await asyncio.sleep(0.5)
 
-    async def _ask_the_ports(self) -> None:
+    async def _ask_the_ports(self):
         before = self.loop.time()
         if self.lease.asks(before):
             ports = {f"127.0.0.1:{7670 + NAMES.index(name)}": name for name in NAMES}
@@ -317,7 +315,7 @@ class World:
             if all(name not in self.tasks and name not in self.cut for name in asked):
                 self.lease.refused(before)
 
-    async def _stream(self, number: int) -> None:
+    async def _stream(self, number):
         home = self.home
         coordinator = self.reached(home)
         if coordinator is None:
@@ -347,7 +345,7 @@ class World:
 EVENTS = "refuse silence silence_a silence_b restart_a kill_b start_b part cut_a cut_all move wait".split()
 
 
-def play(events: list[tuple[float, str]]) -> bool:
+def play(events):
     """True if the node's lease was over before the end."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)

@@ -1,16 +1,8 @@
 """Training as the engines of an elastic job see it together: steps that end everywhere, state that newcomers get."""
 
-from __future__ import annotations
-
 import asyncio
-import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from simulated.daemon import EXITED, RUNNING, STOPPED, Part
-
-if TYPE_CHECKING:
-    from simulated.daemon import SimulatedDaemon
+from simulated.daemon import EXITED, RUNNING, STOPPED
 
 DIAL_S = 6.0  # so long a host waits for the others of a planned generation
 
@@ -18,26 +10,26 @@ DIAL_S = 6.0  # so long a host waits for the others of a planned generation
 class Training:
     """``clumsy``: how likely it is that newcomers fail; ``broken`` gets promises that don't hold."""
 
-    def __init__(self, rng: random.Random, daemons: Sequence[SimulatedDaemon], broken: list[str]) -> None:
+    def __init__(self, rng, daemons, broken):
         self._rng = rng
         self._daemons = daemons
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        self._due: set[tuple[str, str, int]] = set()
+        self._due = set()
         self.clumsy = 0.5
 
-    def _later(self, kind: str, call: Callable[[str, int], None], job_id: str, entered: int, seconds: float) -> None:
+    def _later(self, kind, call, job_id, entered, seconds):
         key = kind, job_id, entered
         if key not in self._due:
             self._due.add(key)
 
-            def run() -> None:
+            def run():
                 self._due.discard(key)
                 call(job_id, entered)
 
             self._loop.call_later(seconds, run)
 
-    def _in(self, job_id: str, entered: int) -> Iterator[tuple[SimulatedDaemon, Part]]:
+    def _in(self, job_id, entered):
         """Engines that are in that generation."""
         for daemon in self._daemons:
             part = daemon.parts.get(job_id)
@@ -46,11 +38,11 @@ class Training:
 
     # ---- a planned change
 
-    def plan_is_known(self, job_id: str, entered: int) -> None:
+    def plan_is_known(self, job_id, entered):
         """Somebody in that generation has been told to stop after the step."""
         self._later("step", self._step_ends, job_id, entered, self._rng.uniform(0.0, 2.0))
 
-    def _step_ends(self, job_id: str, entered: int) -> None:
+    def _step_ends(self, job_id, entered):
         found = list(self._in(job_id, entered))
         if not any(part.run is not None and part.run.planned and part.run.generation > entered for _, part in found):
             return
@@ -61,14 +53,14 @@ class Training:
         for daemon, part in found:
             daemon.at_boundary(part)
 
-    def _computes(self, daemon: SimulatedDaemon, part: Part) -> bool:
+    def _computes(self, daemon, part):
         frozen = self._loop.time() < daemon.frozen_until
         ranks = [rank for rank in part.fact.ranks if rank.member in part.present]
         return not (frozen or part.fact.suspended) and all(rank.state == RUNNING for rank in ranks)
 
     # ---- a generation begins
 
-    def enters(self, daemon: SimulatedDaemon, part: Part, at_once: bool) -> None:
+    def enters(self, daemon, part, at_once):
         """An engine leaves its generation for the one of its newest RunJob."""
         run = part.run
         assert run is not None
@@ -94,7 +86,7 @@ class Training:
         else:
             self._loop.call_later(DIAL_S, self._look_for_others, job_id, run.generation)
 
-    def _look_for_others(self, job_id: str, entered: int) -> None:
+    def _look_for_others(self, job_id, entered):
         """Members that have not come into a planned one are lost; newcomers wait for those that train, as long as it
         takes."""
         found = list(self._in(job_id, entered))
@@ -108,7 +100,7 @@ class Training:
         for daemon, _ in found:
             daemon.suspend(job_id, entered, f"{min(missing)} does not answer", min(missing))
 
-    def _transfer(self, job_id: str, entered: int) -> None:
+    def _transfer(self, job_id, entered):
         """Newcomers get the state of the job; or one finds that its model is another."""
         found = list(self._in(job_id, entered))
         if any(part.fact.suspended for _, part in found):

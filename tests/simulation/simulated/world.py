@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bagua.base.errors import ServiceError
 from bagua.daemon.coordinator.rounds import requests
-from bagua.daemon.coordinator.rounds.requests import Wished
-from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Phase
 from bagua.daemon.coordinator.rules.evidence import ending
 from bagua.daemon.coordinator.rules.membership import next_generation
 from bagua.daemon.coordinator.rules.placement import place
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
-from simulated.daemon import PATIENCE_S, STOPPED, Part, SimulatedDaemon
-from simulated.database import Trouble
+from simulated.daemon import PATIENCE_S, STOPPED, SimulatedDaemon
 from simulated.network import Stream
 from simulated.training import Training
 
@@ -39,12 +34,12 @@ class Elastic:
     takes: bool
 
     @classmethod
-    def drawn(cls, rng: random.Random, nodes: int, most: int) -> Elastic:
+    def drawn(cls, rng, nodes, most):
         return cls(rng.choice((0, 0, nodes)), rng.choice((nodes, most)), rng.choice((0, 3)), rng.random() < 0.8)
 
 
 @functools.cache
-def spec_of(nnodes: int, nproc: int, elastic: Elastic | None) -> JobSpec:
+def spec_of(nnodes, nproc, elastic):
     """A job that somebody submits."""
     spec = common_pb2.JobSpec(
         name="sim",
@@ -68,38 +63,30 @@ class BrokenPromiseError(AssertionError):
 class World:
     """``make_store(on_commit)`` gives the database."""
 
-    def __init__(
-        self,
-        rng: random.Random,
-        trouble: Trouble,
-        make_store: Callable[[Callable[[], None]], Any],
-        nodes: int,
-        slots: int,
-        make_life: Callable[..., Life] = Life,
-    ) -> None:
+    def __init__(self, rng, trouble, make_store, nodes, slots, make_life=Life):
         self.rng = rng
         self.trouble = trouble
         self.store = make_store(self._committed)
-        self.life: Life | None = None
-        self.replacing: list[asyncio.Task[None]] = []
+        self.life = None
+        self.replacing = []
         self._make_life = make_life
         self._folder = asyncio.Lock()  # of the state: one coordinator uses it
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._unexpected)
-        self.broken: list[str] = []
-        self.calls: set[asyncio.Task[None]] = set()
-        self.submitted: list[str] = []
-        self.acknowledged: list[str] = []  # jobs that their callers know of
-        self.cancelled: set[str] = set()  # and those that are to end, as somebody was told
-        self._seen_ended: set[str] = set()
-        self._generations: dict[str, tuple[int, set[int]]] = {}  # elastic job -> the last one stored, its members
-        self.daemons: list[SimulatedDaemon] = []
+        self.broken = []
+        self.calls = set()
+        self.submitted = []
+        self.acknowledged = []  # jobs that their callers know of
+        self.cancelled = set()  # and those that are to end, as somebody was told
+        self._seen_ended = set()
+        self._generations = {}  # elastic job -> the last one stored, its members
+        self.daemons = []
         self.training = Training(rng, self.daemons, self.broken)
         self.daemons += [SimulatedDaemon(f"n{number}", slots, rng, self._connect, self) for number in range(nodes)]
 
     # ---- what happens
 
-    async def start_coordinator(self) -> None:
+    async def start_coordinator(self):
         """A new life, on the same database, when the former one is over; a supervisor does not give up."""
         while self.life is None:
             async with self._folder:
@@ -113,7 +100,7 @@ class World:
                         self.life = None
             await asyncio.sleep(0.5)
 
-    async def end_coordinator(self, gently: bool) -> None:
+    async def end_coordinator(self, gently):
         life, self.life = self.life, None
         if life is None:
             return
@@ -122,7 +109,7 @@ class World:
         async with self._folder:
             await (life.stop() if gently else life.kill())
 
-    def submit(self, nnodes: int, nproc: int, elastic: Elastic | None = None) -> None:
+    def submit(self, nnodes, nproc, elastic=None):
         """Somebody submits a job; its answer comes later."""
         life = self.life
         if life is None or not life.listens:
@@ -139,14 +126,14 @@ class World:
             job_key=bytes(32),
         )
 
-        async def call() -> None:
+        async def call():
             await life.intake.submit(job, "")
             self.acknowledged.append(job_id)
             self._must(self._stored([job_id]), f"{job_id} was acknowledged and is not stored")
 
         self._call(call())
 
-    def suspend_others(self, job_id: str, node_id: str, entered: int, lost: str = "") -> None:
+    def suspend_others(self, job_id, node_id, entered, lost=""):
         """The engines of a job hear from each other, soon."""
         for daemon in self.daemons:
             if daemon.node_id != node_id:
@@ -154,37 +141,37 @@ class World:
                 words = f"{lost or node_id} has lost somebody"
                 self._loop.call_later(seconds, daemon.suspend, job_id, entered, words, lost)
 
-    def part_died(self, job_id: str, node_id: str, part: Part) -> None:
+    def part_died(self, job_id, node_id, part):
         """The others notice."""
         if part.fact.entered:
             self.suspend_others(job_id, node_id, part.fact.entered, lost=node_id)
 
-    def ask(self, wish: Callable[[JobRecord], Wished]) -> None:
+    def ask(self, wish):
         """Somebody wants a job otherwise."""
         life = self.life
         if life is not None and life.listens and self.acknowledged:
             self._call(life.intake.request(self.rng.choice(self.acknowledged), wish))
 
-    def drain(self, node_id: str, draining: bool) -> None:
+    def drain(self, node_id, draining):
         """Somebody wants a node empty, or not any more."""
         life = self.life
         if life is not None and life.listens and node_id in life.board.views:
             self._call(life.intake.drain(node_id, draining))
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, job_id):
         """Somebody cancels a job."""
         life = self.life
         if life is None or not life.listens:
             return
 
-        async def call() -> None:
+        async def call():
             await life.intake.request(job_id, lambda job: requests.cancel(job, "cancelled"))
             self.cancelled.add(job_id)
 
         self._call(call())
 
-    def _call(self, work: Any) -> None:
-        async def quietly() -> None:
+    def _call(self, work):
+        async def quietly():
             try:
                 await work
             except (ServiceError, OSError):
@@ -197,54 +184,54 @@ class World:
         self.calls.add(task)
         task.add_done_callback(self._called)
 
-    def _called(self, task: asyncio.Task[None]) -> None:
+    def _called(self, task):
         self.calls.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.broken.append(f"a call failed: {task.exception()!r}")
 
-    def _connect(self, daemon: SimulatedDaemon) -> Stream | None:
+    def _connect(self, daemon):
         if self.life is None or not self.life.listens:
             return None
         stream = Stream(daemon.link)
         self.life.accept(stream)
         return stream
 
-    def _cut_somebody_off(self) -> None:
+    def _cut_somebody_off(self):
         """A task that waits for the database may be cancelled: a stream, a caller, or the coordinator by its death."""
         life = self.life
         if self.trouble.over or life is None:
             return
-        tasks: list[Any] = [*life.streams, *self.calls]
+        tasks = [*life.streams, *self.calls]
         chosen = self.rng.randrange(len(tasks) + 1)
         if chosen < len(tasks):
             tasks[chosen].cancel()
         else:
             self.replace(gently=False, seconds=self.rng.uniform(0.0, 5.0))
 
-    def replace(self, gently: bool, seconds: float) -> None:
+    def replace(self, gently, seconds):
         """The coordinator ends, and another one comes up after a while."""
 
-        async def replaced() -> None:
+        async def replaced():
             await self.end_coordinator(gently)
             await asyncio.sleep(0.0 if self.trouble.over else seconds)
             await self.start_coordinator()
 
         self.replacing.append(self._loop.create_task(replaced()))
 
-    def _stored(self, job_ids: list[str]) -> dict[str, Stored]:
+    def _stored(self, job_ids):
         with self.store.read() as tx:
             return {stored.job.job_id: stored for stored in tx.stored(job_ids)}
 
-    def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _unexpected(self, loop, context):
         self.broken.append(f"{context['message']}: {context.get('exception')!r}")
 
-    def _must(self, holds: object, text: str) -> None:
+    def _must(self, holds, text):
         if not holds:
             self.broken.append(text)
 
     # ---- promises that hold at every moment
 
-    def _committed(self) -> None:
+    def _committed(self):
         """A transaction was committed."""
         left = [job_id for job_id in self.submitted if job_id not in self._seen_ended]
         for job_id, stored in self._stored(left).items():
@@ -254,7 +241,7 @@ class World:
                 self._seen_ended.add(job_id)
                 self._ended(stored.job)
 
-    def _check_generation(self, job: JobRecord) -> None:
+    def _check_generation(self, job):
         """Nobody comes back, and nobody changes his number."""
         generation, before = self._generations.get(job.job_id, (0, set()))
         members = {rank.number for rank in job.ranks}
@@ -275,7 +262,7 @@ class World:
             waits = job.state is JobState.WAITING
             self._must(waits is (job.plan.holds and job.state.under_way), f"{job.job_id} waits, or holds")
 
-    def _ended(self, job: JobRecord) -> None:
+    def _ended(self, job):
         with self.store.read() as tx:
             said = tx.events(job.job_id, 0, 1_000)[-1].reason
         for daemon in self.daemons:
@@ -294,7 +281,7 @@ class World:
 
     # ---- promises that hold when all has come to rest
 
-    async def rest(self, check: Callable[[], list[str]], what: str) -> None:
+    async def rest(self, check, what):
         """Returns when ``check`` finds nothing. Raises BrokenPromiseError with what it finds after REST_S."""
         until = self._loop.time() + REST_S
         while True:
@@ -307,7 +294,7 @@ class World:
                 raise BrokenPromiseError(f"{what}: {'; '.join(found)}")
             await asyncio.sleep(1.0)
 
-    async def heal(self, dead: set[str]) -> None:
+    async def heal(self, dead):
         """No more trouble; the daemons of ``dead`` are gone for good."""
         self.trouble.over = True
         self.training.clumsy = 0.0
@@ -323,7 +310,7 @@ class World:
             await self.replacing.pop()
         await self.start_coordinator()
 
-    def at_rest(self) -> list[str]:
+    def at_rest(self):
         """Violations of the promises after a long quiet time."""
         life = self.life
         if life is None or not life.listens:
@@ -347,9 +334,7 @@ class World:
                 found.append(f"{job_id} was cancelled and is {stored.job.state.name}")
         return found
 
-    def _node(
-        self, life: Life, daemon: SimulatedDaemon, record: NodeRecord | None, jobs: dict[str, Stored]
-    ) -> list[str]:
+    def _node(self, life, daemon, record, jobs):
         name = daemon.node_id
         view = life.board.views.get(name)
         seen = (
@@ -380,7 +365,7 @@ class World:
                     found.append(f"{name} said {told} of {job_id}, known is {host}")
         return found
 
-    def _job(self, life: Life, job: JobRecord) -> list[str]:
+    def _job(self, life, job):
         name = f"{job.job_id} is {job.state.name}"
         if job.state is JobState.PENDING:
             free = [view for name, view in life.board.views.items() if name not in life.board.kept[1]]
@@ -413,7 +398,7 @@ class World:
                 found.append(f"{name}, but {host.node_id} has not stopped it for the coordinator")
         return found
 
-    def _elastic(self, life: Life, job: JobRecord) -> list[str]:
+    def _elastic(self, life, job):
         """Nothing is left to be done, and a wait has a reason."""
         name = f"{job.job_id} is {job.state.name} ({job.reason})"
         stay = job.state is JobState.WAITING and all(part.ready for part in job.joining)  # they are too few
@@ -431,7 +416,7 @@ class World:
             found.append(f"{name}, but should wait")
         return found
 
-    def all_over(self) -> list[str]:
+    def all_over(self):
         """Leftovers after every job was cancelled."""
         found = self.at_rest()
         found += [
