@@ -1,4 +1,4 @@
-"""When buckets go in an elastic job, and the door of autograd that the library uses. Ranks that train are in habits."""
+"""When buckets go, and the door of autograd that the library uses. Ranks that train are in habits."""
 
 import pytest
 import torch
@@ -32,6 +32,31 @@ class Run:
         times.append((0, 1, 2))
         return False
 
+    def abandon(self):
+        was, self.started = self.started, False
+        return was
+
+    rewind = abandon
+
+
+def three_layers():
+    """A model, the buckets that were submitted, and its buckets: one of each layer, last layer first."""
+    layers, submitted, buckets = nn.ModuleList(nn.Linear(3, 3) for _ in range(3)), [], []
+    for number in (2, 1, 0):
+        parameters = [(f"{number}.{name}", parameter) for name, parameter in layers[number].named_parameters()]
+        bucket = GradientBucket(str(number), parameters, lambda count, dtype: (torch.zeros(count, dtype=dtype), (1, 0)))
+        bucket.set_plan(Plan((AllReduce(),)))
+        bucket.execution = Run(bucket, submitted)
+        buckets.append(bucket)
+    return layers, submitted, buckets
+
+
+def backward(step, layers, numbers=(2, 1, 0)):
+    for number in numbers:
+        for name, parameter in layers[number].named_parameters():
+            parameter.grad = torch.ones_like(parameter)
+            step.mark_ready(f"{number}.{name}", parameter)
+
 
 class ElasticVoteOf(Vote):
     """A vote whose generation and members a test changes."""
@@ -46,25 +71,53 @@ class ElasticVoteOf(Vote):
 def test_buckets_go_early_in_the_generation_of_their_pass_and_with_slots_of_its_members(entered, changed, early):
     """Another thread may enter one between the begin of a pass and its first gradient, or before the algorithm has
     followed the last change."""
-    layers, submitted = nn.ModuleList(nn.Linear(3, 3) for _ in range(3)), []
-    buckets = []
-    for number in (2, 1, 0):
-        parameters = [(f"{number}.{name}", parameter) for name, parameter in layers[number].named_parameters()]
-        bucket = GradientBucket(str(number), parameters, lambda count, dtype: (torch.zeros(count, dtype=dtype), (1, 0)))
-        bucket.set_plan(Plan((AllReduce(),)))
-        bucket.execution = Run(bucket, submitted)
-        buckets.append(bucket)
+    layers, submitted, buckets = three_layers()
     vote = ElasticVoteOf(changed)
     step = TrainingStep(buckets, vote=vote)
     step.begin_pass(vote.generation, 1.0)
     vote.generation = entered
-    for number in (2, 1, 0):
-        for name, parameter in layers[number].named_parameters():
-            parameter.grad = torch.ones_like(parameter)
-            step.mark_ready(f"{number}.{name}", parameter)
+    backward(step, layers)
     assert len(submitted) == early
     step.finish()
     assert submitted == buckets
+
+
+def test_buckets_go_in_order_and_the_last_one_at_the_end():
+    """Gradients of the middle layer, which come first, wait for those of the last one."""
+    layers, submitted, buckets = three_layers()
+    step, gone = TrainingStep(buckets), []
+    for number in (1, 2, 0):
+        backward(step, layers, [number])
+        gone.append(len(submitted))
+    assert gone == [0, 2, 2]
+    step.finish()
+    assert submitted == buckets
+
+
+def test_an_abandoned_pass_leaves_no_trace():
+    layers, submitted, buckets = three_layers()
+    step = TrainingStep(buckets)
+    backward(step, layers, [0])
+    assert not step.abandon()
+    backward(step, layers, [2])
+    assert step.abandon()
+    backward(step, layers)
+    step.finish()
+    assert submitted == [buckets[0], *buckets]
+
+
+def test_a_second_gradient_after_submission_makes_all_ranks_reduce_again():
+    layers, submitted, buckets = three_layers()
+    step = TrainingStep(buckets)
+    for early in (2, 0):
+        backward(step, layers)
+        layers[2].weight.grad += 3
+        step.mark_ready("2.weight", layers[2].weight)
+        assert len(submitted) == early, "later passes wait for their end"
+        step.finish()
+        assert torch.equal(layers[2].weight.grad, torch.full((3, 3), 4.0))
+        assert submitted == (buckets * 2 if early else buckets)
+        submitted.clear()
 
 
 def test_the_private_door_of_autograd_is_where_we_expect_it():
