@@ -146,7 +146,7 @@ def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox, se
     sandbox.assert_no_state_left()
 
 
-@pytest.mark.full  # integration/torch_api/test_torch_daemon.py spawns ranks, too
+@pytest.mark.full  # integration/torch_api/test_torch_worlds.py has worlds without a launcher, too
 def test_multiprocessing_spawn(sandbox):
     sandbox.script("sum_script.py", SUM)
     script = sandbox.script("spawn.py", SPAWN)

@@ -67,7 +67,7 @@ def test_moe(ranks, tmp_path):
 def test_mnist(ranks, tmp_path, monkeypatch):
     """With a fused optimizer; and files of images are read."""
     monkeypatch.chdir(tmp_path)
-    few = f"--epochs 1 --max-batches 4 --output json --data {tmp_path}"
+    few = f"--epochs 1 --max-batches 2 --output json --data {tmp_path}"
     assert run_example(ranks, "mnist", f"{few} --fuse-optimizer --save-model --algorithm allreduce")[1]
     assert torch.load(tmp_path / "mnist_cnn.pt")["fc1.weight"].shape == (128, 9216)
     images = torch.randint(256, (5, 28, 28), dtype=torch.uint8)

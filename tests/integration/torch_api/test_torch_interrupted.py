@@ -56,7 +56,7 @@ def rank_adds_up(folder, elements, shared, times):
     [
         pytest.param(16, False, 1, id="small"),
         pytest.param(1 << 20, False, 1, id="in pieces, through a stage"),
-        pytest.param(32 << 20, True, 1, id="in shared memory"),
+        pytest.param(4 << 20, True, 1, id="in shared memory"),
         pytest.param(32 << 20, True, TIMES, id="in shared memory, again and again", marks=pytest.mark.full),
     ],
 )

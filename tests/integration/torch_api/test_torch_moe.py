@@ -10,7 +10,10 @@ from rig.ranks import placing
 from torch import nn
 
 import bagua.torch_api as bagua
-from bagua.base.errors import BaguaError, ConfigError
+from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.torch_api.comm.communicators import communicator_of
+from bagua.torch_api.comm.shared_rows import SharedRows
+from bagua.torch_api.job.session import current
 
 WIDTH = 6
 CLOSE = 1e-5
@@ -101,6 +104,49 @@ def rank_compares():
 )
 def test_equal_to_one_process(pools, hosts, device):
     pools(*hosts, environment=placing.environment(device, "staged")).run(rank_compares)
+
+
+def rank_borrows():
+    """Rows that ranks of one host write into each other's memory: only what was lent, and as long as it is."""
+    me, session = bagua.get_rank(), current()
+    private, lent = session.connection.alloc(4096), session.connection.alloc(4096, for_peers=True)
+    ids = torch.zeros(2, 2, dtype=torch.int64)
+    ids[me] = torch.tensor([private.id, lent.id])
+    bagua.allreduce_inplace(ids)
+    peer = 1 - me
+    session.connection.borrow(peer, int(ids[peer, 1]))
+    for rank, segment, words in ((peer, int(ids[peer, 0]), "has made no segment"), (7, 1, "not in the generation")):
+        with pytest.raises(CommunicationError, match=words):
+            session.connection.borrow(rank, segment)
+    bagua.barrier()
+    session.connection.free(lent.id)
+    bagua.barrier()
+    with pytest.raises(CommunicationError, match="or has freed it"):
+        session.connection.borrow(peer, int(ids[peer, 1]))
+    with pytest.raises(BaguaError, match=r"rank 0: float32, rank 1: float64"):
+        SharedRows(session, communicator_of(None)).meet(torch.float64 if me == 1 else torch.float32)
+
+
+def rank_repeats():
+    """All tokens go to one rank, more than it has offered room for; and a graph is used twice."""
+    layer = bagua.moe.MoE(WIDTH, nn.Linear(WIDTH, WIDTH), capacity_factor=100.0)
+    with torch.no_grad():
+        layer.bagua_moe.gate.wg.weight[1] = 0.0
+        layer.bagua_moe.gate.wg.weight[0] = 1.0
+    for tokens in (4, 300, 8):
+        inputs = torch.rand(tokens, WIDTH, requires_grad=True)
+        found, _, counts = layer(inputs)
+        assert counts.tolist() == [tokens, 0]
+        found.sum().backward(retain_graph=True)
+        assert inputs.grad is not None
+        once = inputs.grad.clone()
+        found.sum().backward()
+        torch.testing.assert_close(inputs.grad, 2 * once)
+
+
+@pytest.mark.parametrize("function", [rank_borrows, rank_repeats])
+def test_shared_memory(pools, function):
+    pools([0, 1]).run(function)
 
 
 class Net(nn.Module):

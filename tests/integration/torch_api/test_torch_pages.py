@@ -57,6 +57,7 @@ def test_the_first_job_gives_the_result_of_one_process(ranks, tmp_path):
     assert two.splitlines()[-1] == one.splitlines()[-1].replace("1 ranks", "2 ranks")
 
 
+@pytest.mark.full
 def test_error_feedback_helps(ranks, tmp_path):
     """As the tutorial says: signs without memory find the median, with memory the mean."""
     output = output_of(ranks, tmp_path, "tutorials/algorithm", "compare.py")

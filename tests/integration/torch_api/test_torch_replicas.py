@@ -103,22 +103,6 @@ class ChangesAFrozenParameter(Program):
         self.net.frozen.bias.data.add_(1e-3 * (self.rank == 1))
 
 
-class ReplacesAFrozenParameter(Program):
-    found = 1, 2, {"frozen.weight"}
-
-    def begin(self):
-        if self.rank == 2:
-            self.net.frozen.weight = nn.Parameter(torch.zeros(6, 6), requires_grad=False)
-
-
-class HasANumberThatIsNone(Program):
-    found = 2, 0, {"frozen.weight"}
-
-    def between(self, step):
-        if self.rank == 0:
-            self.net.frozen.weight.data.fill_(torch.nan)
-
-
 class LostAParameter(Program):
     found = 1, 0, {"unused.weight", "unused.bias"}
 

@@ -1,6 +1,6 @@
 """Real ranks on a real engine: the part of a node daemon that ranks need, in the test's process.
 
-The whole daemon is tested beside this (test_torch_daemon.py); here the engine's host is the test, so that faults can be
+The whole daemon is tested beside this (integration/node); here the engine's host is the test, so that faults can be
 made and hosts multiplied without a coordinator.
 """
 
