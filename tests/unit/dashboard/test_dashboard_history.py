@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bagua.dashboard.feed import JobFeed
-from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, Report, Shares, report_of
+from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, Report, Shares
 from bagua.dashboard.stream import JobView, as_event
 from bagua.proto import common_pb2, job_pb2
 
@@ -55,15 +55,6 @@ def test_a_straggler_is_named_and_equal_ranks_are_not():
     assert late.ms > 25 and late.median == pytest.approx(10.0, abs=0.5)
     history.forget_ranks()
     assert history.straggler() is None and history.lead() is None
-
-
-def test_a_report_of_the_protocol():
-    told = common_pb2.Progress(rank=1, step=5, total=9, metrics={"loss": 1.5, "compute ms": 8, "comm exposed ms": 2})
-    told.bytes.inside = 70
-    found = report_of(told, 3.0, {1: "b"})
-    assert (found.node, dict(found.metrics), found.own) == ("b", {"loss": 1.5}, True)
-    assert found.shares == Shares(8.0, 0.0, 2.0, 0.0) and (found.bytes_inside, found.bytes_between) == (70, 0)
-    assert report_of(common_pb2.Progress(by_itself=True), 0.0, {}).shares is None
 
 
 def test_a_job_of_many_ranks_with_long_words_is_a_small_document():

@@ -5,10 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
-from typer.core import TyperGroup
-
-from bagua.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
@@ -51,20 +47,6 @@ def test_relative_links_lead_somewhere():
     found = pages()
     assert ROOT / "README.md" in found
     assert [link for page in found for link in broken_links(page)] == []
-
-
-def spoken_commands(program):
-    """Commands of a program that pages name in code, such as "job" of ``bagua job list``."""
-    code = [part for page in pages() for part in re.findall(r"`([^`\n]+)`|^    (.+)$", page.read_text(), re.MULTILINE)]
-    found = [re.findall(rf"(?:^|\s|bin/){program} ([a-z][a-z-]*)", part) for parts in code for part in parts]
-    return {name for names in found for name in names}
-
-
-def test_commands_of_bagua_exist():
-    command = typer.main.get_command(app)
-    assert isinstance(command, TyperGroup)
-    spoken = spoken_commands("bagua")
-    assert {"run", "job", "doctor"} <= spoken <= set(command.commands)
 
 
 def test_tests_that_pages_name_exist():

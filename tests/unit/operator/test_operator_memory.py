@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bagua.operator.facts import Pod, Trouble
-from bagua.operator.memory import CALM_S, Kept, Memory
+from bagua.operator.memory import Kept, Memory
 
 LASTS_S = 5.0
 
@@ -55,15 +55,3 @@ def test_pauses_after_refusals_double_until_the_specification_changes():
     assert memory.pause_s("2", now) == 1
     memory.refused(Trouble("Forbidden", "another at the same time"), "2", now)
     assert memory.pause_s("2", now) == 1
-
-
-def test_pauses_begin_anew_when_nothing_was_refused_for_a_while():
-    """Pods that end, each after it was made, are refusals with successes in between."""
-    memory, now = Memory(), 100.0
-    for pause in (1, 2, 4):
-        memory.refused(Trouble("PodLost", "j-0 has ended"), "1", now)
-        assert memory.pause_s("1", now) == pause
-        memory.refusal = None
-        now += pause + 5
-    memory.refused(Trouble("PodLost", "j-0 has ended"), "1", now + CALM_S)
-    assert memory.pause_s("1", now + CALM_S) == 1

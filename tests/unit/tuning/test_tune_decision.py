@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bagua.daemon.coordinator.use.tuning_search import Tried, propose
-from bagua.tuning.comparison import Comparison, Step, Verdict
+from bagua.tuning.comparison import Step
 from bagua.tuning.decision import Decider, Limits, Phase
 from bagua.tuning.space import Dimension
 
@@ -152,21 +152,6 @@ def test_members_that_change_discard_the_comparison_under_way():
     assert simulation.decider.next_block().setting == block.setting  # the same candidate
     simulation.run(300)
     assert simulation.quality < 0.75
-
-
-def test_verdicts():
-    def compare(present, candidate, pairs):
-        comparison = Comparison()
-        for _ in range(pairs):
-            comparison.add([Step(one, one / 2) for one in present])
-            comparison.add([Step(one, one / 2) for one in candidate])
-        return comparison.verdict()[0]
-
-    assert compare([1.0, 1.01, 0.99], [1.2, 1.21, 1.19], 1) is Verdict.WORSE
-    assert compare([1.0, 1.01, 0.99], [0.9, 0.91, 0.89], 1) is Verdict.UNDECIDED  # one pair proves nothing
-    assert compare([1.0, 1.01, 0.99], [0.9, 0.91, 0.89], 2) is Verdict.BETTER
-    assert compare([1.0, 1.3, 0.7], [0.9, 1.2, 0.6], 4) is Verdict.NOT_BETTER  # within noise
-    assert compare([1.0, 1.0, 1.0], [0.995, 0.995, 0.995], 4) is Verdict.NOT_BETTER  # not worth it
 
 
 def test_proposals_are_new_and_end():

@@ -61,12 +61,6 @@ def test_the_same_samples_as_the_original(costs, ranks, epoch, level, shuffle, d
         assert [int(chunks[turn][0]) for turn in turns] == given_out[0]
 
 
-def test_ranks_get_samples_of_like_cost():
-    costs = torch.arange(400).roll(123).tolist()
-    steps = zip(*samplers(costs, 4), strict=True)
-    assert all(max(row) - min(row) == 3 for row in ([costs[index] for index in step] for step in steps))
-
-
 def test_costs_may_be_given_by_index():
     costs = torch.randint(0, 99, (50,))
     by_function = samplers(costs, 2)
