@@ -82,3 +82,13 @@ def test_an_error_survives_the_way_over_the_wire(kind):
 def test_every_service_error_is_in_the_table_and_unknown_codes_are_errors_too():
     assert {kind for kind, _ in CODES} == {errors.ServiceError, *errors.ServiceError.__subclasses__()}
     assert type(error_of(grpc.StatusCode.DATA_LOSS, "x")) is errors.ServiceError
+
+
+def test_a_token_that_can_not_be_sent_is_told(monkeypatch):
+    monkeypatch.setenv("BAGUA_TOKEN", " from-the-environment\n")
+    assert find_reach().token == "from-the-environment"
+    monkeypatch.setenv("BAGUA_TOKEN", "one\ntwo")
+    with pytest.raises(errors.ConfigError, match=r"BAGUA_TOKEN has more than one line.*BG804"):
+        find_reach()
+    with pytest.raises(errors.ConfigError, match=r"The token has more than one line, or characters"):
+        find_reach(token="tökèn")

@@ -1,6 +1,7 @@
 """How a host is taken in: what each side believes, and what the certificate and token are good for."""
 
 import base64
+import json
 
 import pytest
 from cryptography import x509
@@ -124,3 +125,12 @@ def test_tokens_carry_their_scope():
     for job_id in ("a~b", "", "ü", "a\nb"):
         with pytest.raises(ValueError, match="can't be written"):
             make_token(TOKEN, Scope(job_id, "n"))
+
+
+def test_a_holder_of_the_secret_who_sends_something_else():
+    class Odd(Applicant):
+        def hello(self):
+            return exchange._encode(self._handshake.write(json.dumps(["odd"]).encode()))
+
+    with pytest.raises(ServiceError, match="holds something else"):
+        registrar().answer(1, Odd(KEY, JOB, 1).hello())

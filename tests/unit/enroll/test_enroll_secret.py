@@ -92,3 +92,10 @@ def test_a_file_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(secret.SECRET_FILE, str(path))
     with pytest.raises(ConfigError, match="belongs to user 12345"):
         secret.find_key(ELSEWHERE)
+
+
+def test_ids_of_schedulers_are_no_secrets(monkeypatch):
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT", "HOSTNAME"):
+        monkeypatch.setenv(name, GOOD)
+    with pytest.raises(ConfigError, match="needs a secret"):
+        secret.find_key(ELSEWHERE)

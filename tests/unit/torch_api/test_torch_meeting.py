@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 from bagua.base.errors import ServiceError
 from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.torch_api.job import meeting as module
-from bagua.torch_api.job.meeting import Meeting, Superseded
+from bagua.torch_api.job.meeting import Meeting, Superseded, text_of
 
 
 @pytest.fixture
@@ -148,3 +148,9 @@ def test_a_store_that_is_gone():
     with pytest.raises(ServiceError, match=r"does not answer any more \(Connection reset by peer\)"):
         meeting.ask("hello/1", "Rank 1")
     meeting.fail("nobody hears it")
+
+
+@pytest.mark.parametrize("value", [{}, {"socket": 7}, {"socket": ""}, {"socket": ["/x"]}])
+def test_values_of_the_wrong_kind(value):
+    with pytest.raises(ServiceError, match="no rank of this version"):
+        text_of(value, "socket")
