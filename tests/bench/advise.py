@@ -9,7 +9,7 @@ A case is a model of ``bagua bench train`` on a network, with two hosts or so ma
 hosts share this machine's cores, so each has half of them, and the profile is recorded with two ranks, which share
 them in the same way. Other work on the machine
 changes from minute to minute: so each algorithm takes turns with a step without communication, and the profile's times
-are multiplied by that step over the recorded one. ``--raw`` leaves that out.
+are multiplied by that step over the recorded one.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def at_load(profile, times):
     )
 
 
-def compare(case, measured, profile, raw):
+def compare(case, measured, profile):
     """A row for each algorithm, the fastest measured one first, both as they are without other load. ``times``: each
     step over the one without communication beside it."""
     _, name, hosts = parts_of(case)
@@ -115,7 +115,7 @@ def compare(case, measured, profile, raw):
     rows = []
     for text, (steps, alone) in measured.items():
         step_s, alone_s = statistics.median(steps), statistics.median(alone)
-        loaded = half if raw else at_load(half, alone_s / profile.compute_s)
+        loaded = at_load(half, alone_s / profile.compute_s)
         cluster = Cluster.of(loaded, network, hosts=hosts, ranks=1)
         predicted_s = predict(loaded, cluster, exchange_of(text)).step_s
         rows.append(
@@ -194,7 +194,6 @@ def show(rows):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK[@HOSTS]")
-    options.add_argument("--steps", type=int, default=12, help="to record")
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--warm-up", type=int, default=2)
@@ -203,14 +202,13 @@ def main():
     )
     options.add_argument("--save", type=Path, default=Path("build/advise-measured.json"))
     options.add_argument("--read", type=Path, help="measured before: only predicts")
-    options.add_argument("--raw", action="store_true", help="predict from the profile as it was recorded")
     given = options.parse_args()
     measured = json.loads(given.read.read_text()) if given.read else {}
     rows = []
     for case in list(measured) or given.cases:
         model, _, _ = parts_of(case)
         file = given.profiles / f"{model}.json"
-        profile = StepProfile.load(file) if file.exists() else record_model(model, given.profiles, given.steps)
+        profile = StepProfile.load(file) if file.exists() else record_model(model, given.profiles, 12)
         if case not in measured:
             try:
                 measured[case] = measure_case(case, given.seconds, given.rounds, given.warm_up)
@@ -218,7 +216,7 @@ def main():
                 print(f"{case} could not be measured, and is left out: {error}", file=sys.stderr)
                 continue
             given.save.write_text(json.dumps(measured, indent=1))
-        rows += compare(case, measured[case], profile, given.raw)
+        rows += compare(case, measured[case], profile)
     show(rows)
 
 

@@ -49,7 +49,6 @@ class Trained:
         self.tuner = self._model.bagua_ddp._tuner
 
     def step(self):
-        """Makes one step, and returns its seconds."""
         begin = time.perf_counter()
         self._optimizer.zero_grad()
         self._work.loss_of(self._model).backward()
@@ -125,7 +124,6 @@ def measure(config):
 
 
 def run_case(case, given):
-    """The row of one case."""
     model, _, name = case.partition("@")
     network = None if name == "none" else parse_network(name)
     hosts = 1 if network is None else 2
@@ -141,9 +139,7 @@ def run_case(case, given):
     env = {"OMP_NUM_THREADS": "1"}
     if given.bucket_bytes:
         env["BAGUA_DEFAULT_BUCKET_SIZE"] = str(given.bucket_bytes)
-    if given.log:
-        env["BAGUA_IS_OUTPUT_AUTOTUNE_LOG"] = "1"
-    task = tasks.Task(__file__, config, hosts, 2 // hosts, env, quiet=not given.log)
+    task = tasks.Task(__file__, config, hosts, 2 // hosts, env, quiet=True)
     row = tasks.measure(task, network)["rows"][0]
     return row
 
@@ -156,7 +152,6 @@ def main():
     options.add_argument("--pairs", type=int, default=5)
     options.add_argument("--bucket-bytes", type=int, default=0, help="of the defaults; 0: those of the library")
     options.add_argument("--no-exhaustive", action="store_true")
-    options.add_argument("--log", action="store_true", help="a line for each candidate")
     options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)

@@ -186,7 +186,6 @@ def cases():
 
 
 def row_of(case, options):
-    """Measures one case."""
     settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
     sized = {"batch": options.batch, "length": options.length if case.config.get("model") == "transformer" else None}
     settings["sized"] = {name: size for name, size in sized.items() if size}

@@ -85,21 +85,19 @@ def measure(config):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=2)
     parser.add_argument("--model", default="transformer")
     parser.add_argument("--steps", type=int, default=12, help="of one window")
     parser.add_argument("--rounds", type=int, default=9, help="pairs of windows")
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    parser.add_argument("--folder", help="where checkpoints go. Default: the system's for temporary files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as here:
         config = {name: getattr(options, name) for name in ("model", "steps", "rounds")}
-        config["folder"] = options.folder or f"{here}/checkpoints"
-        task = tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True)
+        config["folder"] = f"{here}/checkpoints"
+        task = tasks.Task(__file__, config, 1, options.nproc_per_node, quiet=True)
         row = tasks.measure(task, None)
     if options.output == "json":
-        where = f"{options.nnodes} x {options.nproc_per_node} ranks"
+        where = f"1 x {options.nproc_per_node} ranks"
         print(json.dumps({"where": where, "system": platform.platform(), **row}))
         return
     print(f"{row['model']}: {row['megabytes']:.0f} MB, a step takes {row['step_ms']:.0f} ms")

@@ -73,7 +73,6 @@ def main():
 
 
 def run(options, way):
-    """All figures of one way."""
     options.way = way
     rows = []
     for name in options.rows:

@@ -10,7 +10,7 @@ of a round. ``flags``: a small all-reduce of the job without `--elastic`, which 
 
 Where the two jobs' memory lies in the machine's decides about more than the thing that is measured, and stays as it is
 while they run. So both are started `--starts` times, and either is the first one as often: ``more`` is the median over
-starts, beside the least and the most. `--same` starts two jobs without `--elastic`, and so shows the noise.
+starts, beside the least and the most.
 `--within` starts one job, with `--elastic`, and takes turns inside it: "plain" steps leave out the commit, and all else
 is the same, the memory too. That shows what the commit costs where two jobs differ by more than that.
 """
@@ -59,13 +59,12 @@ def switch_commit(reducer, commits):
         reducer._vote = reducer.kept if commits else Uncommitted()
 
 
-def rank_main(address, megabytes, algorithm):
+def rank_main(address, megabytes):
     """The program of a rank: a turn each time that the driver asks for one."""
     import torch
     from torch import nn
 
     import bagua.torch_api as bagua
-    from bagua.algorithms import Algorithm
     from bagua.bench.ranks import harness
 
     torch.set_num_threads(1)
@@ -75,7 +74,7 @@ def rank_main(address, megabytes, algorithm):
     first, last = (width, width) if megabytes else (24, 18)
     model = nn.Sequential(nn.Linear(first if megabytes else 16, first), nn.Tanh(), *inner, nn.Linear(last, last))
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    wrapped = model.with_bagua([optimizer], Algorithm.init(algorithm))
+    wrapped = model.with_bagua([optimizer])
     inputs = torch.randn(1 if megabytes else 8, first if megabytes else 16)
     small = bagua.empty(3, dtype=torch.int32)
 
@@ -123,9 +122,9 @@ class Job:
         self._listener.bind(address)
         self._listener.listen()
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet"]
-        command += ["--elastic"] * (kind == "elastic" and not options.same)
+        command += ["--elastic"] * (kind == "elastic")
         command += ["--nnodes", str(shape[0]), "--nproc-per-node", str(shape[1]), str(Path(__file__).resolve())]
-        command += ["--address", address, "--megabytes", str(options.megabytes), "--algorithm", options.algorithm]
+        command += ["--address", address, "--megabytes", str(options.megabytes)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(command, stdout=sys.stderr, env=environment)
         self._driver = None
@@ -233,20 +232,18 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--turn", type=int, default=50, help="steps of a turn")
     parser.add_argument("--starts", type=int, default=1, help="how often both jobs are started")
-    parser.add_argument("--same", action="store_true", help="two jobs without --elastic: the noise")
     parser.add_argument("--within", action="store_true", help="one elastic job: its steps with and without the commit")
     parser.add_argument("--megabytes", type=float, default=0, help="of gradients; 0: the model of 1000 parameters")
-    parser.add_argument("--algorithm", default="gradient_allreduce")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.address:
-        rank_main(options.address, options.megabytes, options.algorithm)
+        rank_main(options.address, options.megabytes)
         return
     rows = [measure(shape, options) for shape in options.shapes]
     if options.output == "json":
         unit = "ms per step, medians"
-        about = {"unit": unit, "megabytes": options.megabytes, "algorithm": options.algorithm}
+        about = {"unit": unit, "megabytes": options.megabytes}
         print(json.dumps({**about, "system": platform.platform(), "rows": rows}))
         return
     print(f"{'hosts x ranks':<14}{'plain':>10}{'elastic':>10}{'more':>10}{'least':>10}{'most':>10}{'flags':>10}   ms")

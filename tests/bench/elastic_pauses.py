@@ -9,7 +9,7 @@ a step before. The rows, each on a cluster of its own on this machine:
 
     rank     SIGKILL of 1 of 4 ranks of a host
     daemon   SIGKILL of the daemon proper, below its keeper, on that host
-    join     a new rank takes the place of the one that was killed, less the state at 70 % of --line-rate
+    join     a new rank takes the place of the one that was killed, less the state at 7 Gbit/s
     host     SIGKILL of the keeper of 1 of 3 hosts with one rank each
     silent   1 of 3 hosts is stopped with all of its processes, less the limit of 5 s (docs/elastic.md)
     coordinator  SIGKILL of the coordinator, which is away for 4 s. Two more rows take turns with it, 4 s each:
@@ -50,7 +50,7 @@ def rig(nodes, slots, options):
     with tempfile.TemporaryDirectory(prefix="bagua-pauses-") as folder:
         diaries = Path(folder) / "diaries"
         diaries.mkdir()
-        made = Rig(Path(folder), slots, diaries, [str(options.megabytes), "10", str(options.heap)])
+        made = Rig(Path(folder), slots, diaries, [str(options.megabytes), "10"])
         try:
             made.start_nodes(nodes)
             made.start_job()
@@ -80,7 +80,7 @@ def on_a_new_cluster(times, options, tell):
                 os.kill(victim, signal.SIGKILL)
                 tell("rank", made.pause_of(left, began))
                 joined = made.join_of(left, began)
-                tell("join", joined - options.megabytes * 8e-3 / (0.7 * options.line_rate))
+                tell("join", joined - options.megabytes * 8e-3 / 7)
 
 
 def between_hosts(options, tell):
@@ -127,8 +127,6 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=100, help="of gradients")
-    parser.add_argument("--heap", type=int, default=0, help="MB of memory that each rank uses besides")
-    parser.add_argument("--line-rate", type=float, default=10.0, help="Gbit/s")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     options.rows = options.rows.split(",")

@@ -1,9 +1,9 @@
 """One rank of ``elastic_peers.py`` and ``elastic_pauses.py``: trains a model of so many megabytes until it is killed.
 
-``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY [HEAP]``
+``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY``
 
-HEAP: megabytes that it uses besides, which the kernel must take away when it was killed. BENCH_TIMEOUT_S in the
-environment: how long an operation of torchrun's process group may take; without it, torch's default.
+BENCH_TIMEOUT_S in the environment: how long an operation of torchrun's process group may take; without it, torch's
+default.
 
 Each rank writes a line for each step that counts into a file of its own in FOLDER: ``steps-PID``, with the monotonic
 time in nanoseconds, the number of the step, how many ranks take part, and how many steps it has tried in all.
@@ -12,7 +12,6 @@ time in nanoseconds, the number of the step, how many ranks take part, and how m
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from torch import nn
 from torch.nn import functional
 
 WIDTH, BATCH = 1000, 4
-Tell = Callable[[int, int], None]
-"""Number of a step that counts, ranks that take part."""
 
 
 class Diary:
@@ -37,7 +34,6 @@ class Diary:
 
 
 def make_model(megabytes):
-    """Layers of 4 MB each."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(megabytes // 4)))
 
@@ -149,8 +145,6 @@ SYSTEMS = {"bagua": bagua, "torchrun": torchrun, "torchft": torchft}
 def main():
     system, folder, megabytes, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    heap = torch.ones(int((*sys.argv[5:], "0")[0]) * 250_000)
-    assert heap.all()
     SYSTEMS[system](Diary(folder), folder, megabytes, every)
 
 

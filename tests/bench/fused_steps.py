@@ -92,7 +92,6 @@ class Trained:
         self._make_step = getattr(self.optimizer, "fuse_step", self.optimizer.step)
 
     def step(self):
-        """Seconds of one step."""
         self._step += 1
         flat = self._sides[self._step % 2].normal_() if self._sides else None
         for number, parameter in enumerate(self._parameters):

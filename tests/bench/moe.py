@@ -154,7 +154,6 @@ def measure(config):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=4)
     parser.add_argument("--tokens", default="256,1024,4096", help="on each rank")
     parser.add_argument("--width", type=int, default=512)
@@ -165,10 +164,10 @@ def main():
     parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     config = {name: getattr(options, name) for name in ("tokens", "width", "experts", "systems", "rounds", "turn")}
-    task = tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True)
+    task = tasks.Task(__file__, config, 1, options.nproc_per_node, quiet=True)
     rows = tasks.measure(task, None)["rows"]
     if options.output == "json":
-        where = f"{options.nnodes} x {options.nproc_per_node} ranks"
+        where = f"1 x {options.nproc_per_node} ranks"
         print(json.dumps({"unit": "1000 tokens/s", "where": where, "system": platform.platform(), "rows": rows}))
         return
     others = [name for name in ("gloo", "dense", "alone") if name in options.systems]

@@ -55,7 +55,7 @@ def compare(measured, profiles):
         row
         for case, times in measured.items()
         if case.partition("@")[0] in profiles
-        for row in advise.compare(case, times, profiles[case.partition("@")[0]], raw=False)
+        for row in advise.compare(case, times, profiles[case.partition("@")[0]])
     ]
 
 

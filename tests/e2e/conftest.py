@@ -45,10 +45,6 @@ class Finished:
     def text(self):
         return self.out + self.err
 
-    def last_json(self):
-        """The last line of standard output, parsed."""
-        return json.loads(self.out.splitlines()[-1])
-
 
 class Sandbox:
     """Folders of its own, a mark in the environment of all that is started here, and deadlines on every wait."""
@@ -221,7 +217,6 @@ class Service:
         return Client(self.address, token=self._token.read_text())
 
     def submit(self, *arguments):
-        """Submits a job and returns its id."""
         return str(self.json("job", "submit", *arguments)["job_id"])
 
     def state(self, job_id):
@@ -258,25 +253,22 @@ def idle_service(sandbox):
     return Service(sandbox)
 
 
-def start_two_nodes(service):
-    """A coordinator and two nodes, node-a and node-b, with two slots each."""
-    service.start_coordinator()
-    service.start_node("node-a", 2)
-    service.start_node("node-b", 2)
-    return service
-
-
-@pytest.fixture
-def own_service(idle_service):
-    """Two nodes, for a test that does not leave them as they were."""
-    return start_two_nodes(idle_service)
+@pytest.fixture(scope="session")
+def shared_service(core, tmp_path_factory):
+    """Two nodes, node-a and node-b, with two slots each."""
+    sandbox = Sandbox(tmp_path_factory.mktemp("service"))
+    try:
+        made = Service(sandbox)
+        made.start_coordinator()
+        for name in ("node-a", "node-b"):
+            made.start_node(name, 2)
+        yield made
+    finally:
+        sandbox.close()
 
 
 @pytest.fixture(scope="module")
-def service(core, tmp_path_factory):
-    """Two nodes for all tests of a file: a start costs three seconds of a core. No test leaves a job behind."""
-    sandbox = Sandbox(tmp_path_factory.mktemp("service"))
-    try:
-        yield start_two_nodes(Service(sandbox))
-    finally:
-        sandbox.close()
+def service(shared_service, tmp_path_factory):
+    """That of all tests: a start costs three seconds of a core. No test leaves a job behind. Each file has a folder."""
+    shared_service.sandbox.folder = tmp_path_factory.mktemp("folder")
+    return shared_service

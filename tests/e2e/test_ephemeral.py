@@ -23,6 +23,7 @@ SUM = """
         main()
 """
 
+
 SPAWN = """
     import os, socket, sys
     import torch.multiprocessing as mp
@@ -39,21 +40,6 @@ SPAWN = """
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         mp.spawn(work, args=(2, port), nprocs=2)
-"""
-
-CRASH = """
-    import os, sys, time
-    import bagua.torch_api as bagua
-
-    bagua.init_process_group()
-    bagua.barrier()
-    if bagua.get_rank() == 1:
-        os.kill(os.getpid(), 9)
-    try:
-        bagua.barrier()
-    except Exception as error:
-        print(type(error).__name__, error, flush=True)
-        raise
 """
 
 RESTART = """
@@ -88,26 +74,10 @@ def test_torchrun(sandbox):
     sandbox.assert_no_state_left()
 
 
-@pytest.mark.full
-def test_torchrun_with_two_nodes_on_this_machine(sandbox):
-    script = sandbox.script("sum_script.py", SUM)
-    rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    started = time.monotonic()
-    command = [*TORCHRUN, "1", *rendezvous, "--node-rank"]
-    agents = [sandbox.start(*command, str(rank), script) for rank in range(2)]
-    done = [sandbox.finish(agent, started) for agent in agents]
-    assert [d.code for d in done] == [0, 0], "\n".join(d.text for d in done)
-    assert [d.out.count("sum 3 of 2") for d in done] == [1, 1]
-    sandbox.assert_all_gone(within=SOON_S)
-    sandbox.assert_no_state_left()
-
-
 @pytest.mark.parametrize(
     "how, deaths",
     [
-        pytest.param("static", ["after"], marks=pytest.mark.full),
         pytest.param("static", ["before"], marks=pytest.mark.full),
-        pytest.param("standalone", ["after"], marks=pytest.mark.full),
         pytest.param("c10d", ["before", "after"], marks=pytest.mark.full),
     ],
 )
@@ -161,30 +131,6 @@ def test_multiprocessing_spawn(sandbox):
 def test_plain_python_is_a_world_of_one(sandbox):
     done = sandbox.run(sys.executable, sandbox.script("sum_script.py", SUM))
     assert (done.code, done.out) == (0, "sum 1 of 1\n"), done.text
-    sandbox.assert_all_gone(within=SOON_S)
-    sandbox.assert_no_state_left()
-
-
-@pytest.mark.full  # test_run.py has a rank that raises, the next one ranks that are killed
-def test_a_rank_that_dies_fails_the_others(sandbox):
-    script = sandbox.script("crash.py", CRASH)
-    done = sandbox.run(*TORCHRUN, "2", script)
-    assert done.code != 0
-    assert "rank 1" in done.out, done.text
-    sandbox.assert_all_gone(within=SOON_S)
-    sandbox.assert_no_state_left()
-
-
-@pytest.mark.full  # integration/node/test_node_jobs.py kills ranks
-def test_ranks_that_are_all_killed_leave_nothing(sandbox):
-    script = sandbox.script("wait.py", SUM.replace("sys.stdout", "time.sleep(300); sys.stdout"))
-    process = sandbox.start(*TORCHRUN, "2", script)
-    sandbox.wait_until(lambda: any("daemon.node" in command for command in sandbox.marked().values()), 60)
-    # torchrun puts its workers into sessions of their own.
-    for pid, command in sandbox.marked().items():
-        if "wait.py" in command:
-            os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=SOON_S)
     sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
 

@@ -5,17 +5,15 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from rig.ports import free_port
+from rig.relay import Relay
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
@@ -36,87 +34,16 @@ while True:
 """
 
 
-class Relay:
-    """Passes bytes between daemons and a coordinator, until it is told to pass nothing any more."""
-
-    def __init__(self, target):
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self.passes = threading.Event()
-        self.passes.set()
-        self._pairs = {}
-        self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def close(self):
-        self._waker.send(b"x")
-        self._thread.join()
-        for end in (*self._pairs, self._server, self._wake, self._waker):
-            end.close()
-
-    def silence(self, silent):
-        """While silent, connections stay open, and nothing passes."""
-        self.passes.clear() if silent else self.passes.set()
-        self._waker.send(b"w")
-
-    def cut(self):
-        """Connections break; new ones are as before."""
-        self._waker.send(b"c")
-
-    def _run(self):
-        while True:
-            watched = [self._wake, *((self._server, *self._pairs) if self.passes.is_set() else ())]
-            ready = select.select(watched, [], [])[0]
-            if self._wake in ready:
-                asked = self._wake.recv(100)
-                if b"x" in asked:
-                    return
-                if b"c" in asked:
-                    for end in self._pairs:
-                        end.close()
-                    self._pairs.clear()
-                continue
-            for end in ready:
-                with contextlib.suppress(OSError):
-                    self._serve(end)
-
-    def _serve(self, end):
-        if end is self._server:
-            here = self._server.accept()[0]
-            there = socket.create_connection(self._target)
-            self._pairs.update({here: there, there: here})
-        elif end in self._pairs:
-            data = b""
-            with contextlib.suppress(OSError):
-                data = end.recv(65536)
-            if data:
-                self._pairs[end].sendall(data)
-            else:
-                other = self._pairs.pop(end)
-                del self._pairs[other]
-                end.close()
-                other.close()
-
-
 class Cluster:
     """A coordinator, a daemon behind a relay, and a client."""
 
-    def __init__(self, folder, relay=True, database="", fence_s=FENCE_S):
-        self.folder = folder
-        self._programs = []
-        self._options = ["--fence-after", f"{fence_s}", *(["--database-url", database] if database else [])]
-        ready = self.coordinate(f"127.0.0.1:{free_port()}")
+    def __init__(self, folder):
+        self.folder, self._programs, self._job = folder, [], ""
+        ready = self.start("coordinator", "--listen", "127.0.0.1:0", "--fence-after", f"{FENCE_S}", **TIMES)
         self.relay = Relay(ready["address"])
-        address = self.relay.address if relay else ready["address"]
-        self.start("node", "--name", "n", "--node-id", "n", "--slots", "2", "--coordinator", address)
+        self.start("node", "--name", "n", "--node-id", "n", "--slots", "2", "--coordinator", self.relay.address)
         self.coordinator, self.daemon = self._programs
         self.client = Client(ready["address"], token=(folder / "token").read_text())
-
-    def coordinate(self, listen):
-        return self.start("coordinator", "--listen", listen, *self._options, **TIMES)
 
     def start(self, program, *options, **environment):
         reader, writer = os.pipe()
@@ -134,9 +61,12 @@ class Cluster:
             assert select.select([lines], [], [], DEADLINE_S)[0], f"no ready line from {program}"
             return json.loads(lines.readline())
 
-    def run(self, script, **spec):
-        """(id of a job of two ranks, their processes), once they compute."""
-        (self.folder / "tick.py").write_text(script)
+    def run(self):
+        """(id of a job of two ranks, their processes), once they compute. The one before is over."""
+        if self._job:
+            self.client.cancel(self._job)
+            self.until(self._job, lambda job: job.state >= common_pb2.JOB_STATE_SUCCEEDED)
+        (self.folder / "tick.py").write_text(TICK)
         (self.folder / "ticks").unlink(missing_ok=True)
         spec = common_pb2.JobSpec(
             entry=str(self.folder / "tick.py"),
@@ -146,9 +76,8 @@ class Cluster:
             nproc_per_node=2,
             placement_timeout_s=60.0,
             stop_grace_s=1.0,
-            **spec,
         )
-        job_id = self.client.submit(spec).job_id
+        self._job = job_id = self.client.submit(spec).job_id
         job = self.until(job_id, lambda job: job.state == common_pb2.JOB_STATE_RUNNING)
         until(lambda: len(set(self.ticks().split())) == 2)
         return job_id, [psutil.Process(rank.pid) for rank in job.ranks]
@@ -191,19 +120,28 @@ def computes(process):
         return False
 
 
-@pytest.fixture
-def cluster():
+@pytest.fixture(scope="module")
+def shared():
     with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # short: paths of Unix sockets are limited
         made = Cluster(Path(folder))
         yield made
         made.close()
 
 
+@pytest.fixture
+def cluster(shared):
+    """That of the file; ``said`` is what its daemons say from now on."""
+    log = shared.folder / "node.log"
+    before = len(log.read_text())
+    shared.said = lambda: log.read_text()[before:]
+    return shared
+
+
 @pytest.mark.parametrize("fault", ["black hole", "stopped daemon"])
 def test_ranks_are_gone_before_their_job_has_ended(cluster, fault):
-    job_id, ranks = cluster.run(TICK)
+    job_id, ranks = cluster.run()
     if fault == "black hole":
-        cluster.relay.silence(True)
+        cluster.relay.cut(silent=True)
     else:
         os.kill(daemon_pid(cluster.daemon.pid), signal.SIGSTOP)
     job = cluster.until(job_id, lambda job: job.state >= common_pb2.JOB_STATE_SUCCEEDED)
@@ -213,20 +151,20 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster, fault):
     assert not alive, "these ranks compute on after their job FAILED"
     ticks = cluster.ticks()
     if fault == "black hole":
-        cluster.relay.silence(False)
+        cluster.relay.heal()
     else:
         os.kill(daemon_pid(cluster.daemon.pid), signal.SIGCONT)
-    again, others = cluster.run(TICK)
+    again, others = cluster.run()
     assert again != job_id and all(computes(rank) for rank in others)
     assert set(ticks.split()) == {str(rank.pid) for rank in ranks}
-    node = (cluster.folder / "node.log").read_text()
+    node = cluster.said()
     assert "could not reach the coordinator for 3 s" in node or "could not renew its lease" in node
 
 
 @pytest.mark.parametrize("who", ["everything", "the node"])
 def test_who_stood_still_looks_at_the_facts(cluster, who):
     """A cluster that was stopped for longer than a fence goes on. Ranks of a node that was given up do not."""
-    job_id, ranks = cluster.run(TICK)
+    job_id, ranks = cluster.run()
     node = psutil.Process(cluster.daemon.pid)
     asleep = [node, *node.children(recursive=True), *([] if who == "the node" else [cluster.coordinator])]
     for process in asleep:
@@ -243,7 +181,7 @@ def test_who_stood_still_looks_at_the_facts(cluster, who):
     else:
         goes_on(cluster, job_id, ranks)
         until(lambda: len(cluster.ticks()) > ticks)
-    assert "ranks are held" in (cluster.folder / "node.log").read_text()
+    assert "ranks are held" in cluster.said()
 
 
 @pytest.fixture
@@ -262,45 +200,3 @@ def goes_on(cluster, job_id, ranks):
     time.sleep(2 * LEASE_S)
     assert cluster.client.get(job_id).state == common_pb2.JOB_STATE_RUNNING
     assert all(computes(rank) for rank in ranks)
-
-
-@pytest.mark.full  # integration/node/test_node_jobs.py: a job does not notice it
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_a_coordinator_that_is_away_ends_nothing(database, request):
-    """Killed, and away for longer than a daemon without word waits: jobs don't notice."""
-    url = request.getfixturevalue("postgres").url if database == "postgresql" else ""
-    with (
-        tempfile.TemporaryDirectory(prefix="bg-") as folder,
-        contextlib.closing(Cluster(Path(folder), relay=False, database=url)) as cluster,
-    ):
-        job_id, ranks = cluster.run(TICK)
-        if url:
-            time.sleep(FENCE_S)  # so that an acknowledgement tells what it has found since
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        time.sleep(2 * FENCE_S)
-        assert all(computes(rank) for rank in ranks)
-        cluster.coordinate(cluster.client.address)
-        goes_on(cluster, job_id, ranks)
-
-
-@pytest.mark.full  # integration/coordinator/test_coordinator_outage.py: a stream begins while the database is away
-@pytest.mark.parametrize("lost", ["the daemon", "its connection"])
-def test_a_database_that_is_away_ends_nothing(postgres, lost):
-    """For longer than a daemon without word waits. Meanwhile the daemon is killed, or its connection breaks. The next
-    daemon has started before its lease is over, on a slow machine, too."""
-    with (
-        tempfile.TemporaryDirectory(prefix="bg-") as folder,
-        contextlib.closing(Cluster(Path(folder), database=postgres.url, fence_s=4 * FENCE_S)) as cluster,
-    ):
-        job_id, ranks = cluster.run(TICK, elastic=True)
-        postgres.kill()
-        if lost == "the daemon":
-            os.kill(daemon_pid(cluster.daemon.pid), signal.SIGKILL)
-        else:
-            cluster.relay.cut()
-        time.sleep(8 * FENCE_S)
-        assert all(computes(rank) for rank in ranks), (cluster.folder / "node.log").read_text()
-        assert "waits for its database" in (cluster.folder / "node.log").read_text()
-        postgres.start()
-        goes_on(cluster, job_id, ranks)

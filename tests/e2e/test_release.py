@@ -64,13 +64,6 @@ def test_the_wheel_holds_the_checkout(distributions, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_distributions_do_not_tell_of_this_machine(distributions):
-    (source,) = distributions.glob("*.tar.gz")
-    assert source.read_bytes()[:2] == b"\x1f\x8b"
-    assert str(ROOT).encode() not in gzip.decompress(source.read_bytes())
-
-
-@pytest.mark.full
 @patient
 def test_two_builds_are_the_same_and_checkers_agree(distributions, tmp_path):
     pytest.importorskip("twine")
@@ -113,26 +106,18 @@ def test_every_command_has_a_page(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands(shell):
-    asked = {
-        "bash": {"COMP_WORDS": "bagua jo", "COMP_CWORD": "1"},
-        "zsh": {"_TYPER_COMPLETE_ARGS": "bagua jo"},
-        "fish": {"_TYPER_COMPLETE_ARGS": "bagua jo", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    }
-    environment = {**os.environ, "_BAGUA_COMPLETE": f"complete_{shell}", **asked[shell]}
+def test_shells_complete_commands():
+    asked = {"_BAGUA_COMPLETE": "complete_bash", "COMP_WORDS": "bagua jo", "COMP_CWORD": "1"}
     command = [sys.executable, "-P", "-m", "bagua.cli.main"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
     assert "job" in done.stdout, done.stderr
 
 
-def test_packages_of_the_image_are_pinned(monkeypatch, tmp_path):
+def test_packages_of_the_image_are_pinned(monkeypatch):
     pytest.importorskip("packaging")
     lock = module("lock", monkeypatch)
     for name, requirements in lock.wanted().items():
         assert lock.gaps(CONTAINER / name, requirements) == [], "run: python3 deploy/dev.py lock"
-    (tmp_path / "some.txt").write_text("# head\nrich==13.0.0 \\\n    --hash=sha256:0\ntyper==1.0\n")
-    assert lock.gaps(tmp_path / "some.txt", ["rich>=14", "typer", "grpcio"]) == ["rich>=14", "grpcio", "typer==1.0"]
 
 
 @pytest.mark.full
@@ -168,15 +153,3 @@ def test_the_workflow_is_safe():
     command = [str(zizmor), "--offline", "--no-progress", str(ROOT / ".github" / "workflows" / "release.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
-
-
-def test_the_image_runs_as_nobody():
-    """Each target ends with the number of a user; nothing names a registry."""
-    text = (CONTAINER / "Containerfile").read_text()
-    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
-    for stage in stages:
-        if stage.split("\n")[0].endswith((" coordinator", " node")):
-            assert re.findall(r"^USER (\S+)", stage, re.MULTILINE)[-1] == "10001:10001"
-    names = {stage.split()[2] for stage in stages}
-    assert {stage.split()[0] for stage in stages} <= names | {"${BASE}"}
-    assert text.count("--require-hashes") == 2

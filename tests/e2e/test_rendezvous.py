@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import socket
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import pytest
 import torch
 from rig.limits import SOON_S
 from rig.ranks import forking
+from rig.relay import Relay
 from torch.distributed import TCPStore
 
 import bagua.torch_api as bagua
@@ -45,57 +43,6 @@ def rank_meets(folder):
     return int(tensor[0])
 
 
-class Relay:
-    """Carries connections to a store, records every byte, and lets ``change`` rewrite what clients send."""
-
-    def __init__(self, port, change):
-        self._to = port
-        self._change = change
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lock = threading.Lock()
-        self._seen = bytearray()
-        self._open = [self._listener]
-        self._threads = []
-        self.port = self._listener.getsockname()[1]
-        self._run(self._accept)
-
-    def _run(self, work, *arguments):
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self):
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._to))
-                self._open += (near, far)
-                self._run(self._carry, near, far, self._change)
-                self._run(self._carry, far, near, bytes)
-
-    def _carry(self, source, sink, change):
-        with suppress(OSError):
-            while data := source.recv(1 << 20):
-                with self._lock:
-                    self._seen += data
-                sink.sendall(change(data))
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
-
-    def seen(self):
-        with self._lock:
-            return bytes(self._seen)
-
-    def close(self):
-        for one in list(self._open):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join(10)
-        for one in self._open:
-            one.close()
-
-
 @dataclass(frozen=True)
 class Ended:
     """A rank that has ended, and all that it printed."""
@@ -110,7 +57,8 @@ class Hosts:
     def __init__(self, sandbox, change=bytes):
         self.sandbox = sandbox
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.relay = Relay(self.store.port, change)
+        self.relay = Relay(f"127.0.0.1:{self.store.port}", change)
+        self.port = self.relay.address.rpartition(":")[2]
         self._ranks = []
 
     def start(self, *environments):
@@ -118,7 +66,7 @@ class Hosts:
         for rank, environment in enumerate(environments):
             env = {
                 "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.relay.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port, "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "BAGUA_TORCH_DISTRIBUTED": "0", **environment,
             }  # fmt: skip
             command = [
@@ -190,7 +138,7 @@ def test_who_reads_everything_learns_nothing_that_opens_a_door(hosts, sandbox, t
     pair.start(*[{"BAGUA_JOB_SECRET": SECRET}] * 2)
     sandbox.wait_until(lambda: all((sandbox.folder / f"joined-{rank}").exists() for rank in (0, 1)), 100)
     secrets = secrets_of(sandbox.runtime)
-    seen = pair.relay.seen()
+    seen = bytes(pair.relay.seen)
     messages = [base64.b64decode(text) for text in re.findall(rb'"message": "([A-Za-z0-9+/=]+)"', seen)]
     for name, secret in secrets.items():
         for text in (seen, *messages):
@@ -212,7 +160,7 @@ def test_who_reads_everything_learns_nothing_that_opens_a_door(hosts, sandbox, t
     (sandbox.folder / "go").touch()
     done = pair.finish()
     assert all(one.code == 0 and "sum 3\n" in one.text for one in done), "\n".join(one.text for one in done)
-    assert all(secret not in pair.relay.seen() for secret in secrets.values())
+    assert all(secret not in pair.relay.seen for secret in secrets.values())
     sandbox.assert_all_gone(within=SOON_S)
 
 
@@ -278,5 +226,5 @@ def test_a_closed_network_does_without_and_says_so(hosts, sandbox):
     assert all(one.code == 0 and "sum 3\n" in one.text for one in done), "\n".join(one.text for one in done)
     assert all("BAGUA_INSECURE_RENDEZVOUS=1: whoever reaches MASTER_ADDR" in one.text for one in done)
     for name, secret in secrets_of(sandbox.runtime).items():
-        assert secret not in pair.relay.seen(), name
+        assert secret not in pair.relay.seen, name
     sandbox.assert_all_gone(within=SOON_S)

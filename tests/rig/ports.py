@@ -14,7 +14,6 @@ _TRIES = 1000
 
 
 def free_port():
-    """One that nobody has."""
     return free_ports(1)[0]
 
 

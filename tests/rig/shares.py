@@ -38,11 +38,7 @@ LONG = {
     "habits/test_habits.py": None,
     "integration/data_plane/test_equality.py": None,
     "integration/node/test_node_jobs.py": None,
-    "e2e/test_equality.py": each,
-    "e2e/test_ephemeral.py": each,
-    "e2e/test_examples.py": each,
     "e2e/test_run.py": each,
-    "bench/test_smoke.py": each,
     "soak/test_soak.py": None,
 }
 """Files that begin first, in this order, and how they are divided; None: not at all."""

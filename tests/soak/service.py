@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for rig
 
 from service_history import broken_rules
 from service_world import SLOTS, World

@@ -13,7 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from relay import Relay, free_port
+from rig.ports import free_port
+from rig.relay import Relay
 
 from bagua.base.errors import NotFoundError
 from bagua.client import Client

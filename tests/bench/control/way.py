@@ -46,7 +46,6 @@ class Way:
         return ", ".join(parts)
 
     def arguments(self):
-        """Of a coordinator."""
         if self.postgres:
             empty(self.postgres)
         database = ["--database-url", self.postgres] if self.postgres else []

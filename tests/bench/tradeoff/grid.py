@@ -58,7 +58,6 @@ class Grid:
     hosts: Sequence[int] = HOSTS
 
     def networks(self):
-        """All of them."""
         for delay in self.delays:
             for rate in self.rates:
                 yield Network(rate, delay)
@@ -105,7 +104,6 @@ def cluster_of(profile, network, hosts):
 
 
 def step_ms(profile, network, hosts, text):
-    """Of one algorithm."""
     return predict(profile, cluster_of(profile, network, hosts), exchange_of(text)).step_s * 1e3
 
 

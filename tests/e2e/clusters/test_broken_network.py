@@ -43,9 +43,6 @@ class Training:
 
         self._wait_until(enough, WITHIN_S, lambda: str(self.job()))
 
-    def wait_for_generation(self, number):
-        self._wait_until(lambda: self.job()["generation"] >= number, WITHIN_S)
-
     def finish(self):
         (self._folder / "stop").touch()
         self._wait_until(lambda: self.job()["state"] in ("succeeded", "failed"), WITHIN_S)
@@ -84,17 +81,3 @@ def test_a_broken_network(training, broken, left):
     nodes = hosts_in(shown)
     assert not any({f"h{source}", f"h{target}"} <= nodes for source, target in broken) and len(nodes) == left
     job.finish()
-
-
-@pytest.mark.full  # unit/coordinator/test_coordinator_broken_links.py has the decision
-@pytest.mark.timeout(900)
-def test_a_link_that_drops_again_and_again(training):
-    """More often than a job may stall; steps are made in between."""
-    job, hosts = training
-    for _ in range(8):
-        before = job.job()["generation"]
-        hosts.cut(1, 2)
-        job.wait_for_generation(before + 1)
-        hosts.mend(1, 2)
-        job.wait_for_steps(3, more=5)
-    assert hosts_in(job.finish()) == {"h0", "h1", "h2"}

@@ -1,11 +1,7 @@
 """``bagua run --hosts`` through a real sshd on loopback: this machine is both hosts."""
 
 import hashlib
-import io
-import os
 import shlex
-import signal
-import threading
 import time
 
 import pytest
@@ -14,18 +10,10 @@ from rig.clusters.sshd import Sshd
 from rig.docs import pages
 from rig.limits import SOON_S
 
-from bagua.hosts import remote
-
 # Without torch, whose import costs two seconds of a core.
 TELL = """
     import os, sys
     print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["COLOUR"], sys.argv[1:], flush=True)
-"""
-
-WAIT = """
-    import pathlib, time
-    pathlib.Path("started").write_text("")
-    time.sleep(300)
 """
 
 
@@ -70,35 +58,8 @@ def test_a_secret_stays_in_memory(sandbox, sshd):
     assert secret not in done.text
 
 
-@pytest.mark.full  # another cluster
-def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox, sshd):
-    sandbox.script("wait.py", WAIT)
-    process = sandbox.start(*sandbox.command, *words(sshd, 1, "wait.py"))
-    sandbox.wait_until((sandbox.folder / "started").exists, 4 * SOON_S)
-    process.send_signal(signal.SIGINT)
-    done = sandbox.finish(process, time.monotonic())
-    assert done.code == 130, done.text
-    sandbox.assert_all_gone(within=SOON_S)
-
-
 def test_a_host_that_lets_nobody_in(sandbox, sshd):
     sandbox.script("tell.py", TELL)
     done = sandbox.bagua("run", "--hosts", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "tell.py")
     assert done.code == 1 and "no connection, or no login without a password" in done.err, done.text
     sandbox.assert_all_gone(within=SOON_S)
-
-
-def test_a_process_that_keeps_the_output_open_is_not_waited_for(monkeypatch):
-    """As ssh's master of a shared connection does."""
-    monkeypatch.setattr(remote, "LAST_OUTPUT_S", 0.2)
-    ended, out = threading.Event(), io.StringIO()
-    end = remote.Remote("here", ["sh", "-c", "sleep 300 & echo $!"], out=out, on_end=lambda _: ended.set())
-    try:
-        assert ended.wait(SOON_S)
-        end.end()
-        assert end.code == 0
-    finally:
-        os.kill(int(out.getvalue()), signal.SIGKILL)
-        with end.process:  # closes its pipes
-            monkeypatch.setattr(remote, "LAST_OUTPUT_S", SOON_S)
-            end.wait_output()

@@ -269,30 +269,6 @@ def test_metrics_can_be_scraped(cluster):
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster):
-    cluster.submit("again", **digits(2, 30))
-    trains(cluster, "again", "again-0", "again-1")
-    cluster.change("again", runPolicy={"suspend": True})
-    cluster.wait_for_phase("again", "Suspended")
-    assert not cluster.pods("again")
-    cluster.change("again", runPolicy={"suspend": False})
-    status = cluster.wait_for_phase("again", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded" and status["attempt"] == 1 and status["failures"] == 0, cluster.explain()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster):
-    """A pod that is deleted alone would have an hour to leave."""
-    cluster.submit("deleted", **digits(2, 2000, drainGraceSeconds=3600))
-    trains(cluster, "deleted", "deleted-0", "deleted-1")
-    cluster.delete("deleted")
-    left = "/api/v1/namespaces/default/pods"  # those on their way out, too
-    cluster.wait(lambda: not [name for name in cluster.names(left) if name.startswith("deleted-")])
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
 def test_a_deleted_namespace_leaves_nothing_and_drains_nothing(cluster):
     """Its pods are deleted before its BaguaJobs, that of the coordinator among them."""
     space = "/api/v1/namespaces/team"
@@ -329,18 +305,6 @@ def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster):
     status = trains(cluster, "moved", "moved-0", "moved-1", beyond=cluster.status("moved")["step"])
     assert status["attempt"] == status["failures"] == 0, cluster.explain()
     cluster.delete("moved")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_static_job_that_loses_a_pod_is_restarted(cluster):
-    run = {"module": "bagua.examples.digits", "args": ["--epochs", "15"]}
-    policy = {"backoffSeconds": 1, "drainGraceSeconds": 1, "stopGraceSeconds": 1}
-    cluster.submit("static", image=IMAGE, replicas=2, run=run, runPolicy=policy)
-    trains(cluster, "static", "static-0", "static-1")
-    cluster.delete_pod("static-0")
-    status = cluster.wait_for_phase("static", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded" and status["failures"] == 1, cluster.explain()
 
 
 @pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -429,36 +393,6 @@ def certify(cluster, name):
         "data": {part: base64.b64encode(value).decode() for part, value in files.items()},
     }
     cluster.api.post("/api/v1/namespaces/default/secrets", json=body).raise_for_status()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_gangs_as_the_api_server_stores_them(neighbours):
-    cluster = neighbours
-    priority = {"metadata": {"name": "high"}, "value": 1000}
-    cluster.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=priority).raise_for_status()
-    policy = {"queue": "gpus", "priorityClass": "high", "workloadPriorityClass": "urgent"}
-    run = {"program": "/bin/true"}
-    for name, more in (("queued", {}), ("volcanic", {"gangScheduler": "Volcano"})):
-        cluster.submit(name, image=IMAGE, replicas=2, run=run, runPolicy={"schedulingPolicy": {**policy, **more}})
-        certify(cluster, name)
-        cluster.wait(lambda name=name: len(cluster.pods(name)) == 2)
-    for pod in cluster.pods("queued").values():
-        labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
-        assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
-        assert labels["kueue.x-k8s.io/priority-class"] == "urgent"
-        assert labels["kueue.x-k8s.io/pod-group-name"] == "queued-0"
-        assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
-        assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("high", 1000)
-    for pod in cluster.pods("volcanic").values():
-        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "volcanic"
-        assert pod["spec"]["schedulerName"] == "volcano"
-    [group] = cluster.api.get("/apis/scheduling.volcano.sh/v1beta1/podgroups").json()["items"]
-    assert group["spec"] == {"minMember": 2, "queue": "gpus", "priorityClassName": "high"}
-    assert group["metadata"]["ownerReferences"][0]["name"] == group["metadata"]["name"] == "volcanic"
-    for name in ("queued", "volcanic"):
-        cluster.delete(name)
-        cluster.wait(lambda name=name: not cluster.pods(name))
 
 
 @pytest.mark.full

@@ -1,9 +1,6 @@
 """Two hosts with addresses of their own: namespaces joined by a veth pair. Needs root; skips with the reason."""
 
-import contextlib
 import textwrap
-import uuid
-from pathlib import Path
 
 import pytest
 from rig.clusters.namespaces import DEADLINE, PYTHON, bagua, hosts_up, start_cluster
@@ -43,30 +40,9 @@ def test_service_on_two_hosts_with_tls(hosts, tmp_path):
     assert "succeeded" in output.lower()
 
 
-@pytest.mark.full  # integration/engine/test_engine_encryption.py
-def test_hosts_that_disagree_about_encryption(hosts, tmp_path):
-    """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
-    reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))
-    assert "NOT encrypted (--plain-data)" in (tmp_path / "services-1.log").read_text()
-    script = tmp_path / "sum.py"
-    script.write_text("import bagua.torch_api as bagua\nbagua.init_process_group()\nbagua.barrier()\n")
-    size = ["--nnodes", "2", "--nproc-per-node", "1"]
-    process = hosts.start(0, *bagua("job", "submit", *size, "--watch", *reach, str(script)))
-    output, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode != 0
-    assert "--plain-data" in output and "give it to all hosts or to none" in " ".join(output.split()), output
-
-
-def test_coordinator_beyond_loopback_without_tls_is_refused(hosts):
-    process = hosts.start(0, *bagua("coordinator", "--listen", f"{hosts.addresses[0]}:7670"))
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert "bagua certs" in output
-
-
 @pytest.mark.full  # test_ephemeral.py has two agents of torchrun on this machine
 @pytest.mark.parametrize("secret", ["7c4f0e5a91d2b3867c4f0e5a91d2b386", ""], ids=["with a secret", "without one"])
-def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, tmp_path, secret):
+def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, sandbox, tmp_path, secret):
     """No daemon anywhere: each host's first rank brings one up, and nothing is left at the end. Without a secret that
     the hosts share, every rank says what to set."""
     script = tmp_path / "train.py"
@@ -90,7 +66,6 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, tmp_p
         print("sum", tensor.item(), flush=True)
         """)
     )
-    marker = f"BAGUA_TEST_MARK={uuid.uuid4().hex}"
     ranks = []
     for rank in range(4):
         environment = {
@@ -98,7 +73,7 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, tmp_p
             "NODE_RANK": str(rank // 2), "GROUP_RANK": str(rank // 2),
             "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "veth0",
             "BAGUA_JOB_SECRET": secret, "XDG_CONFIG_HOME": str(tmp_path),
-            marker.split("=")[0]: marker.split("=")[1],
+            "BAGUA_TEST_MARK": sandbox.mark,
         }  # fmt: skip
         ranks.append(hosts.start(rank // 2, PYTHON, "-P", str(script), env=environment))
     outputs = [process.communicate(timeout=DEADLINE)[0] for process in ranks]
@@ -108,24 +83,4 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, tmp_p
     else:
         assert all(process.returncode == 1 for process in ranks)
         assert all("set BAGUA_JOB_SECRET or BAGUA_JOB_SECRET_FILE" in output for output in outputs), outputs
-    assert_all_gone(marker, within_s=15.0)
-
-
-def processes_with(marker):
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with contextlib.suppress(OSError):
-                if marker.encode() in (path / "environ").read_bytes().split(b"\0"):
-                    found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
-
-
-def assert_all_gone(marker, within_s):
-    """Fails, naming them, if processes with the environment marker are still there after so many seconds."""
-    import time
-
-    deadline = time.monotonic() + within_s
-    while (left := processes_with(marker)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    sandbox.assert_all_gone(15.0)

@@ -1,7 +1,6 @@
 """Jobs under a real Slurm of two nodes, both of which are this machine. docs/slurm.md has the commands."""
 
 import contextlib
-import hashlib
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from rig import leaks
 from rig.clusters.slurm import NODES, Slurm, slurm
 from rig.clusters.sshd import Sshd
 from rig.docs import pages
@@ -65,31 +63,6 @@ DDP = """
     model(torch.full((1, 1), 1.0 + rank)).sum().backward()
     print("rank", rank, "on", dist.get_backend(), "has", model.module.weight.grad.item(), flush=True)
     dist.destroy_process_group()
-"""
-
-TRAIN = """
-    import os, pathlib, time
-    import torch
-    import bagua.torch_api as bagua
-    from bagua.torch_api.algorithms import gradient_allreduce
-
-    bagua.init_process_group()
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model = model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())
-    checkpointer = bagua.checkpoint.Checkpointer(every=10**9)
-    start = checkpointer.resume()
-    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    while checkpointer.steps < 10**9:
-        if again:
-            print("goes on from", bool(start and start.step), flush=True)
-            break
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        checkpointer.step()
-        pathlib.Path("started").write_text(str(checkpointer.steps))
-        time.sleep(0.05)
 """
 
 
@@ -216,39 +189,6 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox, cluster):
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # e2e/clusters/test_hosts.py looks for it where ssh starts the daemons
-def test_a_secret_stays_in_memory(sandbox, cluster):
-    sandbox.script("hold.py", leaks.HOLD)
-    secret = leaks.secret_file(sandbox.folder)
-    log = sandbox.folder / "job.log"
-    script = sandbox.script(
-        "job.sh", f"#!/bin/bash\n{slurm_run(cluster, '--secret', 'HF_TOKEN=hf.token', 'hold.py')}\n"
-    )
-    options = ("--wait", "-N2", "--ntasks-per-node=1", f"--output={log}")
-    waits = sandbox.start(*cluster.command("sbatch", *options), script, env=cluster.env)
-    sandbox.wait_until(lambda: len(list(sandbox.folder.glob("has-*"))) == 2, 5 * SOON_S)
-    runtime = Path(f"/tmp/bagua-{os.getuid()}")  # see base.paths.runtime_dir
-    folders = [sandbox.folder, runtime, *([cluster.own.folder] if cluster.own else [])]
-    leaks.assert_kept(secret, sandbox.folder / "hf.token", *folders)
-    assert all(path.stat().st_mode & 0o777 == 0o600 for path in (sandbox.state / "slurm").rglob("order"))
-    told = sandbox.run(*cluster.command("scontrol", "show", "job", "--details"), env=cluster.env)
-    assert told.code == 0 and "job.sh" in told.out and secret not in told.text
-    (sandbox.folder / "stop").touch()
-    assert waits.wait(4 * SOON_S) == 0, log.read_text()
-    assert log.read_text().count(hashlib.sha256(secret.encode()).hexdigest()) == 2, log.read_text()
-    assert leaks.in_files(secret, *folders) == {str(sandbox.folder / "hf.token"): 0o600}
-
-
-@pytest.mark.full  # the same from a login node
-def test_salloc_leaves_the_command_to_the_first_node(sandbox, cluster):
-    sandbox.script("tell.py", TELL)
-    words = slurm_run(cluster, "tell.py").split()[1:]
-    done = sandbox.run(*cluster.command("salloc", "-N2", "--ntasks-per-node=1"), *words, env=cluster.env)
-    assert done.code == 0, done.text
-    assert all(f"[rank {rank}] rank {rank} of 2" in done.out for rank in (0, 1)), done.text
-    sandbox.assert_all_gone(within=SOON_S)
-
-
 def test_outside_of_an_allocation(sandbox):
     if "SLURM_JOB_ID" in os.environ:
         pytest.skip("these tests run in an allocation themselves")
@@ -274,24 +214,6 @@ def start_now(sandbox, cluster, job, log):
     assert sandbox.run(*now, env=cluster.env).code == 0
 
 
-def interrupted(sandbox, cluster, interrupt):
-    """The output of a job of train.sbatch that trains, is interrupted, and goes on when Slurm starts it again."""
-    sandbox.script("train.py", TRAIN)
-    log = sandbox.folder / "job.log"
-    options = ("-N2", "--ntasks-per-node=1", "--time=30", f"--output={log}", "--parsable")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    words = (*cluster.command("sbatch", *options), BATCH / "train.sbatch", "train.py")
-    submitted = sandbox.run(*words, env={**cluster.env, "PATH": path})
-    assert submitted.code == 0, submitted.text
-    job = submitted.out.strip()
-    sandbox.wait_until((sandbox.folder / "started").exists, 5 * SOON_S, log.read_text)
-    interrupt(job)
-    start_now(sandbox, cluster, job, log)
-    sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
-    sandbox.assert_all_gone(within=2 * SOON_S)
-    return log.read_text()
-
-
 @pytest.mark.full  # two starts of four ranks with torch
 def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox, own):
     """With the files of the tutorial. The signal comes before its time."""
@@ -309,17 +231,6 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox, own):
     assert "is written." in log.read_text()
     typed(sandbox, own, f"scancel {job}")
     sandbox.assert_all_gone(within=2 * SOON_S)
-
-
-@pytest.mark.full  # the same
-def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox, own):
-    def preempt(_):
-        urgent = own.command("srun", "--partition=urgent", "-N2", "--exclusive", "true")
-        done = sandbox.run(*urgent, env=own.env)
-        assert done.code == 0, done.text
-
-    text = interrupted(sandbox, own, preempt)
-    assert "SIGTERM: Slurm job" in text and "is written." in text and "goes on from True" in text, text
 
 
 class Elastic:

@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import os
+import json
 import re
 from pathlib import Path
-
-from bagua.client import Client
 
 DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
 SCRIPT = "import os, sys\nfrom lib import word\nprint(word, os.environ['RANK'], sys.argv[1:], os.environ.get('A'))\n"
@@ -38,12 +36,14 @@ def test_a_job_from_a_file_in_code_that_is_shipped(service):
     )
     done = service.call("job", "submit", "--config", config, "--watch", "--env", "A=line", "--output", "json")
     assert done.code == 0, done.text
-    assert done.last_json()["state"] == "succeeded"
+    assert json.loads(done.out.splitlines()[-1])["state"] == "succeeded"
     assert "[rank 1] shipped 1 ['--epochs', '3'] line" in done.err and "[rank 0]" not in done.err
     assert "quiet (of `bagua run`) has no meaning" in done.err
     copies = [path for path in sandbox.state.rglob("code") if path.parent.parent.name == "jobs"]
     assert not copies, "copies go with their jobs"
-    plain = service.call("job", "logs", "--no-prefix", "--only-rank", "0", done.last_json()["job_id"])
+    plain = service.call(
+        "job", "logs", "--no-prefix", "--only-rank", "0", json.loads(done.out.splitlines()[-1])["job_id"]
+    )
     assert plain.out == "shipped 0 ['--epochs', '3'] line\n"
     for arguments, words in (
         (("--working-dir", "project", "absent.py"), "does not exist in the working directory"),
@@ -68,28 +68,3 @@ def test_the_example_of_the_documentation(service, monkeypatch):
     assert printed.getvalue().count("shipped") == 2
     kinds = [line.partition(" ")[0] for line in lines]
     assert kinds.index("submitted") < kinds.index("placed") < kinds.index("rank_started")
-
-
-def test_a_watch_with_logs_may_end_early(service, monkeypatch):
-    stop = service.sandbox.folder / "stop-early"
-    script = service.sandbox.script(
-        "early.py",
-        """
-        import pathlib, sys, time
-
-        print("begun", flush=True)
-        while not pathlib.Path(sys.argv[1]).exists():
-            time.sleep(0.05)
-        """,
-    )
-    monkeypatch.setenv("BAGUA_STATE_DIR", service.sandbox.env["BAGUA_STATE_DIR"])
-    with Client() as client:
-        job = client.submit(script=script, args=[os.fspath(stop)])
-        output = b""  # its pieces end anywhere
-        for update in client.watch(job.job_id, logs=True):
-            output += getattr(update, "data", b"")
-            if output == b"begun\n":
-                break
-        stop.touch()
-        states = [update.job.state for update in client.watch(job.job_id) if update.WhichOneof("update") == "job"]
-        assert states[-1] == client.get(job.job_id).state

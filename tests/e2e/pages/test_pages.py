@@ -512,9 +512,3 @@ def test_the_cells_of_the_notebook(sandbox):
 def test_shorter_commands_are_those_of_pages():
     text = "".join(path.read_text() for path in pages.all_pages())
     assert [words for words in SHORTER if words not in text] == []
-
-
-def test_a_command_that_fails_is_named(reader):
-    with pytest.raises(AssertionError) as error:
-        reader.read(pages.Block("docs/page.md", 7, "false"))
-    assert error.value.__notes__ == ["This is the command of docs/page.md:7."]

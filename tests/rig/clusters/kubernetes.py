@@ -86,7 +86,6 @@ class ControlPlane:
         return int(found[1]), int(found[2])
 
     def api(self):
-        """A client of the API."""
         return httpx.Client(
             base_url=f"https://127.0.0.1:{self._ports[0]}",
             verify=_trust(self.folder / "certs" / "apiserver.crt"),

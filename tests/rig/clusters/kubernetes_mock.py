@@ -58,7 +58,6 @@ class Api(kmock.KubernetesEmulator):
         self["put"] << self._replace_status
 
     def refuse(self, method, path, code, message, **details):
-        """Once."""
         self.refusals[method, path] = (code, message, details)
 
     async def __call__(self, request):
@@ -180,7 +179,6 @@ current-context: x
         return found
 
     def names(self, path):
-        """Of the objects there."""
         return sorted(one["metadata"]["name"] for one in self.http.get(path).raise_for_status().json()["items"])
 
     def wait(self, condition):

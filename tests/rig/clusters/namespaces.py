@@ -45,10 +45,6 @@ class Hosts:
         """What the one sends to the other is lost from now on, in silence; the other direction works."""
         self._neighbour("replace", source, target, "lladdr", _NOBODY, "nud", "permanent")
 
-    def mend(self, source, target):
-        """Ends what ``cut`` has begun."""
-        self._neighbour("del", source, target)
-
     def _neighbour(self, verb, source, target, *what):
         _ip("-n", self.names[source], "neigh", verb, self.addresses[target], *what, "dev", "veth0")
 

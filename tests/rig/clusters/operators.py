@@ -112,7 +112,6 @@ class Operated:
         assert answer.status_code == 201, answer.text
 
     def change(self, name, **spec):
-        """Merges into the specification."""
         answer = self.api.patch(f"{JOBS}/{name}", content=json.dumps({"spec": spec}), headers=PATCH)
         assert answer.status_code == 200, answer.text
 
@@ -160,11 +159,9 @@ class Operated:
         return [one for one in found if one["involvedObject"].get("name") == name]
 
     def names(self, path):
-        """Of the objects there."""
         return sorted(one["metadata"]["name"] for one in self.api.get(path).raise_for_status().json()["items"])
 
     def delete(self, name):
-        """Deletes a BaguaJob."""
         self.api.delete(f"{JOBS}/{name}").raise_for_status()
 
     def delete_pod(self, name):

@@ -38,7 +38,6 @@ class Slurm:
     own: _Cluster | None = None
 
     def command(self, *words):
-        """One of Slurm's commands."""
         return [*self.prefix, *words]
 
 

@@ -1,6 +1,7 @@
 """A job of scripted nodes for tests of the dashboard: it reports as training ranks do, prints, and ends on request."""
 
 import json
+import lzma
 import queue
 import threading
 import time
@@ -11,7 +12,7 @@ from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
 WAIT_S = 60.0
-RECORDED = Path(__file__).with_name("recorded_steps.json")
+RECORDED = Path(__file__).with_name("recorded_steps.json.xz")
 CHUNK = 64 << 10  # bytes of output in a message
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 EXITED = {"state": c.RANK_STATE_EXITED}
@@ -183,7 +184,7 @@ def recorded_steps():
     in µs; fields of spans are in the order of ``names``."""
     names = ("phase", "name", "comm", "sequence", "begin_ns", "end_ns", "peer", "bytes")
     parts = []
-    for part in json.loads(RECORDED.read_text()):
+    for part in json.loads(lzma.decompress(RECORDED.read_bytes())):
         found = c.TracePart(node_id=part["node"], rank=part["rank"], member=max(0, part["rank"]), hosts=part["hosts"])
         for values in part["spans"]:
             span = dict(zip(names, values, strict=True))

@@ -83,7 +83,6 @@ class Desk:
         return session
 
     def leave(self, session):
-        """Its stream ends."""
         if self.sessions.remove(session):
             self.intake.node_gone(session)
 

@@ -302,7 +302,6 @@ class FleetProcess:
         return self.counts(str(daemon))
 
     def counts(self, command=""):
-        """As they are now."""
         self._write(command)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -324,7 +323,6 @@ class FleetProcess:
         return counts
 
     def close(self):
-        """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:

@@ -54,16 +54,13 @@ class Progress:
 
     @property
     def step(self):
-        """Steps until now."""
         self.steps += 1
         return self.steps
 
     def state_dict(self):
-        """As for any state."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state):
-        """As for any state."""
         self.steps = state["steps"]
 
 

@@ -126,7 +126,6 @@ def all_pages():
 
 
 def blocks(text, page=""):
-    """All blocks of a page, in order."""
     found = []
     mark = ("", "")
     lines = text.splitlines()

@@ -57,8 +57,3 @@ except core.Dismissed:
 numbers.release()
 rank.close()
 """
-
-_LETS_IN = "    service.TakesNewcomers(rank_pb2.TakesNewcomersRequest(job_id=job, rank=me), timeout=60)\n"
-assert _LETS_IN in PROGRAM
-CLOSED = PROGRAM.replace(_LETS_IN, "")
-"""The same of a program that takes no newcomers."""

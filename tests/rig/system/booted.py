@@ -86,7 +86,6 @@ def reason_to_skip():
 
 @contextmanager
 def booted(folder):
-    """Starts it, and ends it with all that runs in it."""
     name = f"bagua-trial-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     groups = [CGROUPS / tree / name for tree in TREES]
     for group in groups:

@@ -1,4 +1,4 @@
-"""A TCP relay in front of the coordinator that can be cut: a network between two processes of one machine."""
+"""A TCP relay between two processes of one machine: a network that can be cut, or an attacker on the way."""
 
 import contextlib
 import select
@@ -6,22 +6,17 @@ import socket
 import threading
 
 
-def free_port():
-    """Of loopback, a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Relay:
-    """Passes bytes on in both directions, one thread for all connections."""
+    """Passes bytes on in both directions, one thread for all connections. ``seen``: all bytes. ``change`` rewrites
+    what clients send."""
 
-    def __init__(self, target):
+    def __init__(self, target, change=bytes):
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._peers = {}
+        self._peers, self._clients, self._change = {}, set(), change
+        self.seen = bytearray()
         self._silent = self._cut = False
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -66,12 +61,14 @@ class Relay:
         far.settimeout(20)
         near.settimeout(20)
         self._peers[near], self._peers[far] = far, near
+        self._clients.add(near)
 
     def _pass(self, one):
         try:
             data = one.recv(1 << 16)
             if data:
-                self._peers[one].sendall(data)
+                self.seen += data
+                self._peers[one].sendall(self._change(data) if one in self._clients else data)
                 return
         except OSError:
             pass
