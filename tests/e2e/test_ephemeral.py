@@ -7,6 +7,7 @@ import time
 
 import pytest
 from rig.limits import SOON_S
+from rig.ports import free_port
 
 SUM = """
     import sys, time
@@ -133,11 +134,3 @@ def test_plain_python_is_a_world_of_one(sandbox):
     assert (done.code, done.out) == (0, "sum 1 of 1\n"), done.text
     sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

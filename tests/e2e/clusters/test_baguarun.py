@@ -3,18 +3,12 @@
 import sys
 
 import pytest
-from rig.clusters.sshd import Sshd
+from e2e.clusters.conftest import TELL
 from rig.docs import pages
 from rig.limits import SOON_S
 from rig.ports import free_port
 
 BAGUARUN = (sys.executable, "-P", "-m", "bagua.script.baguarun")
-
-# Without torch, whose import costs two seconds of a core.
-TELL = """
-    import os, sys
-    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["COLOUR"], sys.argv[1:], flush=True)
-"""
 
 
 SUM = """
@@ -26,15 +20,6 @@ SUM = """
     bagua.allreduce_inplace(found)
     print("rank", bagua.get_rank(), "on node", bagua.get_node_rank(), "has", found.item(), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory):
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def words(sandbox, sshd, hosts, *arguments):

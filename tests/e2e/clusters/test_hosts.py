@@ -5,25 +5,10 @@ import shlex
 import time
 
 import pytest
+from e2e.clusters.conftest import TELL
 from rig import leaks
-from rig.clusters.sshd import Sshd
 from rig.docs import pages
 from rig.limits import SOON_S
-
-# Without torch, whose import costs two seconds of a core.
-TELL = """
-    import os, sys
-    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["COLOUR"], sys.argv[1:], flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory):
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def words(sshd, hosts, *arguments):

@@ -20,6 +20,7 @@ import yaml
 from rig.clusters import kubernetes
 from rig.docs import pages
 from rig.limits import SOON_S
+from rig.ports import free_port
 from rig.system import throwaway
 from rig.system.throwaway import Throwaway
 
@@ -333,13 +334,6 @@ def equal_sums(text):
     """Whether both ranks of ``SUMS`` have told of the same weights."""
     sums = dict(re.findall(r"sum (\d) of 2 (\[.*\])", text))
     return sums.keys() == {"0", "1"} and len(set(sums.values())) == 1
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        return port
 
 
 def test_daemons_on_ray(environment):
