@@ -16,7 +16,6 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request, tmp_path):
-    """An empty database of each kind."""
     if request.param == "sqlite":
         from bagua.daemon.coordinator.store.database import sqlite_url
 

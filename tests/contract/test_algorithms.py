@@ -65,21 +65,11 @@ OF_EACH_KIND = ("gradient_allreduce", "power_sgd", "qadam", "low_precision_decen
 OF_EVERY_ALGORITHM = ("switching",)
 MISTAKEN = ("gradient_allreduce", "qadam", "async")
 VARIANTS = {
-    *(
-        "gradient_allreduce fp16",
-        "gradient_allreduce bf16",
-        "gradient_allreduce fp8_e5m2",
-        "gradient_allreduce minmax8",
-    ),
-    *("gradient_allreduce own memory", "gradient_allreduce topk", "decentralized interval", "decentralized own memory"),
-    *("decentralized shift_one onebit everywhere", "decentralized shift_one topk everywhere", "no_loco of hosts"),
-    *(
-        "local_sgd after common steps",
-        "local_sgd minmax8",
-        "low_precision_decentralized full precision",
-        "qadam onebit",
-    ),
-    *("low_precision_decentralized interval", "one_bit_adam not encoded", "zero_one_adam not encoded", "async warm-up"),
+    *(f"gradient_allreduce {one}" for one in ("fp16", "bf16", "fp8_e5m2", "minmax8", "topk", "own memory")),
+    *(f"decentralized {one}" for one in ("interval", "shift_one onebit everywhere", "shift_one topk everywhere")),
+    *(f"low_precision_decentralized {one}" for one in ("full precision", "interval")),
+    *("local_sgd after common steps", "local_sgd minmax8", "no_loco of hosts", "one_bit_adam not encoded"),
+    *("zero_one_adam not encoded", "async warm-up"),
 }
 """Cases that differ from another one in what other tests look at: a codec, memory of one's own, an interval."""
 

@@ -25,7 +25,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
-    """Results of all ranks."""
     device = "cuda" if request.config.getoption("--device") == "cuda" else "fake"
     return train(tmp_path_factory.mktemp("joins"), WORLD, NAMES, environment(device, "staged"))
 

@@ -19,7 +19,6 @@ MID_STEP = {member: phase for member, (_, phase) in KILLS.items()}
 
 
 def device_of(request):
-    """Variables for ranks."""
     return environment("cuda" if request.config.getoption("--device") == "cuda" else "fake", "staged")
 
 

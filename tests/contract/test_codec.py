@@ -34,14 +34,12 @@ quick = settings(max_examples=40, deadline=None)
 
 
 def aligned(nbytes):
-    """Zeros whose address is a multiple of 64."""
     memory = np.zeros(nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + nbytes]
 
 
 def density_of(name):
-    """The density to give with a codec."""
     return DENSITY if name == "topk" else 0
 
 
@@ -66,14 +64,12 @@ def transcode(name, raw, *, encoded=None, residual=None, scale=1.0):
 
 
 def decode(name, message, count):
-    """Decodes a message."""
     decoded = np.full(count, 7, np.float32)
     core.transcode(core.CODECS[name], count, encoded=[message], decoded=[decoded], density=density_of(name))
     return decoded
 
 
 def values(seed, count, kind):
-    """Vectors as gradients are, and worse ones."""
     random = np.random.default_rng(seed)
     normal = random.standard_normal(count)
     if kind == "tiny":
@@ -106,7 +102,6 @@ def blockwise(x, block, function):
 
 
 def bound(name, x):
-    """The largest error that each element may have."""
     wide = np.abs(x.astype(np.float64))
     most = blockwise(np.abs(x), BLOCKS[name], "max")
     if name == "none":
@@ -282,18 +277,6 @@ def test_error_feedback_converges(name):
             error[step] = float(np.linalg.norm(total / step - x) / np.linalg.norm(x))
     assert error[400] < 0.5 * error[100] + 1e-6
     assert error[400] < 0.2
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_residual_is_free_of_what_was_not_finite(name):
-    residual = np.zeros(2000, np.float32)
-    x = values(1, 2000, "normal")
-    bad = x.copy()
-    bad[::100] = np.nan
-    bad[1::100] = np.inf
-    transcode(name, [bad], residual=residual)
-    assert np.isfinite(residual).all()
-    assert np.isfinite(transcode(name, [x], residual=residual)[1]).all()
 
 
 @quick

@@ -44,7 +44,6 @@ class Stand:
 
 @pytest.fixture
 def stands(open_database):
-    """Each call is another coordinator."""
     workers = []
 
     def make():

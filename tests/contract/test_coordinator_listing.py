@@ -30,7 +30,6 @@ def jobs(store, states, limit, token):
 
 
 def ids(store, limit, *states):
-    """Page by page."""
     found = []
     token = ""
     while True:

@@ -33,16 +33,6 @@ def test_the_migrations_make_what_the_code_expects(database_url):
     Store(open_engine(database_url)).close()
 
 
-def test_an_empty_database_gets_the_newest_schema(open_database):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    with open_database().begin() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert context.get_current_revision() == HEAD
-        assert compare_metadata(context, models.metadata) == []
-
-
 def test_the_models_are_those_of_the_last_revision():
     """A database that there is changes by a revision alone: see ``v1001_first``."""
     columns = [

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from rig.coordinator.desk import Desk, Time, at_work, clocks
+from rig.coordinator.desk import Desk, Time, at_work
 
 from bagua.base.errors import ConflictError, NotFoundError
 from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S
@@ -62,14 +62,12 @@ def change(old, events=(), **more):
 
 
 def placement(old, nodes):
-    """The job on these nodes."""
     decision = decide(old.job, {record.node_id: view(record) for record in nodes}, 101.0, OPTIONS)
     new, events = apply(old.job, decision, 101.0, 1e9)
     return Change(old, new, events, old.owner)
 
 
 def placed(store, job_id="job-1"):
-    """The job on nodes a and b."""
     with store.transaction() as tx:
         for name in ("a", "b"):
             if tx.node(name) is None:
@@ -81,15 +79,6 @@ def placed(store, job_id="job-1"):
 
 
 # ---- jobs
-
-
-def test_a_job_comes_back_as_it_was_written(store):
-    with store.transaction() as tx:
-        assert tx.create_job(job(), "key", "me")
-    with store.transaction() as tx:
-        assert tx.job("job-1") == job()
-        assert tx.job_by_key("key") == job()
-        assert tx.job("job-2") is None and tx.job_by_key("other") is None
 
 
 def test_a_placed_job_comes_back_with_hosts_and_ranks(store):
@@ -170,14 +159,6 @@ def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store
         assert stored(tx, names[0]) == late[0].stored
 
 
-def test_an_idempotency_key_is_taken_once(store):
-    with store.transaction() as tx:
-        assert tx.create_job(job("job-1"), "key", "me")
-        assert not tx.create_job(job("job-2"), "key", "me")
-        assert tx.create_job(job("job-3"), None, "me") and tx.create_job(job("job-4"), None, "me")
-        assert tx.job("job-2") is None
-
-
 def test_jobs_are_counted_by_state(store):
     with store.transaction() as tx:
         for number in range(5):
@@ -198,40 +179,12 @@ def test_events_are_numbered_within_their_job(store):
         assert [event.seq for event in tx.events("job-2", 0, 10)] == [1, 2, 3]
 
 
-def test_a_stale_change_is_dropped_and_takes_no_other_along(store):
-    with store.transaction() as tx:
-        for name in ("job-1", "job-2"):
-            tx.create_job(job(name), None, "me")
-        old, other = stored(tx), stored(tx, "job-2")
-        assert not tx.save([change(old, reason="faster")])
-    with store.transaction() as tx:
-        slower = change(old, (Event("x", "y", 0, 1.0),), reason="slower")
-        assert tx.save([slower, change(other, reason="fine")]) == {"job-1"}
-    with store.read() as tx:
-        assert (stored(tx).job.reason, stored(tx, "job-2").job.reason) == ("faster", "fine")
-        assert tx.events("job-1", 0, 10) == []
-
-
 def test_an_exception_rolls_everything_back(store):
     with pytest.raises(RuntimeError), store.transaction() as tx:
         tx.create_job(job(), None, "me")
         raise RuntimeError
     with store.transaction() as tx:
         assert tx.job("job-1") is None
-
-
-def test_a_big_job_is_written_and_read(store):
-    records = [node(f"n{number:02}", 100) for number in range(20)]
-    with store.transaction() as tx:
-        for record in records:
-            tx.put_nodes([record])
-        wire = common_pb2.JobSpec(entry="t.py", nnodes=20, nproc_per_node=100)
-        tx.create_job(replace(job(), spec=checked_spec(wire)), None, "me")
-        step = placement(stored(tx), records)
-        tx.save([step])
-    with store.read() as tx:
-        assert tx.job("job-1") == step.job
-        assert set(tx.used_slots().values()) == {100}
 
 
 def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database):
@@ -288,14 +241,6 @@ def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store):
             tx.add_audit([{**row, "time": 1e9, "method": str(first + number)} for number in range(count)])
     with store.read() as tx:
         assert [entry.method for entry in tx.audit(10)] == ["4", "3", "2", "1", "0"]
-
-
-def test_the_beat_of_a_coordinator_is_seen(store):
-    with store.transaction() as tx:
-        tx.beat("x", 1.5)
-        tx.beat("y", 2.5)
-        tx.beat("x", 3.5)
-        assert clocks(tx) == {"x": 3.5, "y": 2.5}
 
 
 def test_jobs_are_given_back_at_a_stop(store):
@@ -471,12 +416,6 @@ async def test_a_job_through_the_service(open_database):
             await desk.service.cancel("job-unknown", "")
 
 
-async def test_the_same_key_from_several_callers_makes_one_job(open_database):
-    async with at_work(Desk(open_database())) as desk:
-        found = await asyncio.gather(*(desk.service.submit(job().spec, "key") for _ in range(8)))
-        assert len({record.job_id for record in found}) == 1
-
-
 async def test_two_coordinators_do_not_both_decide(open_database):
     """A job belongs to the one that took it in, until that one's beat stands still for a lease by the other's clock."""
     one = Desk(open_database(), "one", shared=True)
@@ -541,62 +480,6 @@ async def test_a_newcomer_gives_nobody_up_before_its_time(open_database, newcome
         assert await passes(gone_s) is (JobState.STOPPING if newcomer else JobState.FAILED)
         assert await passes(outage_s - gone_s - 1.0) is (JobState.STOPPING if newcomer else JobState.FAILED)
         assert await passes(gone_s) is JobState.FAILED
-
-
-async def test_who_is_a_newcomer(open_database):
-    """One that others can't know of, or have taken for dead."""
-    found = Store(open_database(), shared=True)
-
-    owners = {}
-
-    async def arrived(desk):
-        await desk.connect(f"node-of-{owners[desk]}", slots=0)
-        with found.read() as tx:
-            return {one.owner: one.arrived_clock for one in tx.coordinators()}[owners[desk]]
-
-    def desk(owner):
-        made = Desk(open_database(), owner, shared=True)
-        made.reconciler.lease.publish("10.0.0.2:7670" if owner == "two" else "10.0.0.1:7670", owner)
-        made.reconciler.stop = no_stop
-        owners[made] = owner
-        return made
-
-    one = desk("one")
-    async with at_work(one):
-        one.pass_time(50.0)
-        assert await arrived(one) == 0, "nobody was there before"
-    one = desk("one")
-    async with at_work(one):
-        assert await arrived(one) == 0, "it was there before"
-        two = desk("two")
-        async with at_work(two):
-            came = await arrived(two)
-            assert came >= 50.0
-            for _ in range(20):
-                one.pass_time(1.0)
-                two.pass_time(1.0)
-                assert await arrived(one) == 0 and await arrived(two) == came
-            for _ in range(20):
-                one.pass_time(1.0)
-                await arrived(one)
-            two.pass_time(20.0)  # it could write nothing meanwhile
-            await two.until(lambda: two.clock.now() > 80.0)
-            assert await arrived(two) > came + 20.0
-        again = desk("two")
-        async with at_work(again):
-            came = await arrived(again)
-        for _ in range(20):
-            one.pass_time(1.0)
-            await arrived(one)
-        again = desk("two")
-        async with at_work(again):
-            assert await arrived(again) > came + 15.0, "the others have forgotten it"
-    moved = desk("one")
-    async with at_work(moved):
-        assert await arrived(moved) == 0
-        moved.reconciler.lease.publish("10.0.0.1:7671", "one")
-        assert await arrived(moved) > 0, "daemons ask at the old address"
-    found.close()
 
 
 async def no_stop():

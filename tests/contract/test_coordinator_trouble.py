@@ -12,7 +12,6 @@ from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rules.domain import JobRecord
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store.database_errors import describe, failure_words
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -37,7 +36,6 @@ def find(engine, job_id):
 
 
 def execute(engine, pragma):
-    """On the one connection of the pool."""
     connection = engine.raw_connection()
     try:
         connection.cursor().execute(pragma)
@@ -95,11 +93,6 @@ def test_a_damaged_database_is_refused_at_the_start(file, damage):
         open_engine(sqlite_url(file))
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match=r"none/x\.db can't be used: No such file or directory"):
-        open_engine(sqlite_url(tmp_path / "none" / "x.db"))
-
-
 def test_a_database_that_another_program_holds(file):
     engine = open_engine(sqlite_url(file))
     other = sqlite3.connect(file, isolation_level=None)
@@ -133,31 +126,3 @@ def test_the_files_of_the_database_are_private(file, before):
     assert modes == dict.fromkeys(names, 0o600)
     if before is not None:
         holder.dispose()
-
-
-def test_words_for_postgresql():
-    errors = pytest.importorskip("psycopg").errors
-    url = sa.make_url("postgresql+psycopg://me:s3cret@db/bagua")
-
-    def trouble(cause):
-        return describe(sa.exc.OperationalError("INSERT", {}, cause), url)
-
-    for cause, may_pass, text in (
-        (errors.DiskFull("could not extend file"), True, "is full (could not extend file)"),
-        (errors.ReadOnlySqlTransaction("x"), True, "read-only"),
-        (errors.DataCorrupted("x"), False, "damaged"),
-        (errors.AdminShutdown("x"), True, "does not answer"),
-        (errors.OperationalError("connection refused"), True, "does not answer"),
-    ):
-        found = trouble(cause)
-        assert found is not None and found.may_pass is may_pass and text in found.words
-        assert "postgresql://me:***@db/bagua" in found.words
-    assert trouble(errors.UndefinedTable("x")) is None
-    words = failure_words(sa.exc.ProgrammingError("SELECT 1", {}, errors.UndefinedTable("no table\nLINE 1: SELECT")))
-    assert words.startswith("The coordinator failed: the database refused a statement (no table, SQLSTATE 42P01).")
-
-
-def test_a_postgresql_that_is_not_there():
-    pytest.importorskip("psycopg")
-    with pytest.raises(UnavailableError, match="does not answer"):
-        open_engine("postgresql://nobody@127.0.0.1:1/none")

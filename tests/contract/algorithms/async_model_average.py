@@ -54,12 +54,10 @@ def averages(sim, warm_up, mean, rounds=None):
 
 
 def of_all(sim, snapshots, round):
-    """The mean of all."""
     return [sim.mean(snapshots)] * sim.n
 
 
 def of_pairs(sim, snapshots, round):
-    """The mean of each pair of ranks."""
     return [
         mean_over(sim, snapshots, (rank, shift_one(rank, sim.n, round))) if sim.n > 1 else snapshots[rank]
         for rank in range(sim.n)
@@ -83,7 +81,6 @@ def of_pairs_by_differences(codec, sim, snapshots, round):
 
 
 def decode_error(world, step):
-    """Weights move by about 0.1 per step."""
     return 1e-6 + (0.1 * 2 / 255 * (step + 1) if len(world.hosts) > 1 else 0.0)
 
 

@@ -26,7 +26,6 @@ def twice_encoded(world, step):
 
 
 def of_a_sum(world, step):
-    """The range of a sum of n."""
     return world.n * lossy(2 / 255)(world, step)
 
 

@@ -21,7 +21,6 @@ def mean_of_weights(sim, interval=1):
 
 
 def mean_of_pairs(sim, hierarchical, interval=1):
-    """The same over the ranks of two units."""
     round = 0
     for step in range(sim.steps):
         members = units(sim, hierarchical)
@@ -39,7 +38,6 @@ def mean_of_pairs(sim, hierarchical, interval=1):
 
 
 def mean_over(sim, values, ranks):
-    """Of some ranks, added as the engine adds."""
     there = [values[rank] if rank in ranks else torch.zeros_like(values[rank]) for rank in range(sim.n)]
     return sim.sum(there) / len(ranks)
 
@@ -68,7 +66,6 @@ def pairs_by_differences(sim, codec):
 
 
 def all_know(sim):
-    """The references with which all pairs begin."""
     half = sim.n // 2
     return {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
 
@@ -103,7 +100,6 @@ def pairs_of_hosts(sim, codec):
 
 
 def everyones(values):
-    """[ranks, elements]"""
     found = values.new_zeros(bagua.get_world_size(), values.numel())
     bagua.allgather(values.detach().clone().view(-1), found)
     return found
@@ -118,7 +114,6 @@ def peers_agree(model, step):
 
 
 def all_agree(model, step):
-    """All hold the same mean."""
     found = everyones(model.bagua_buckets[0]._peer_weight)
     assert bool((found == found[0]).all())
 
@@ -172,7 +167,6 @@ CASES = [
         warm_up=3,
         **OWN_WAY,
     ),
-    Case("decentralized own memory", DecentralizedAlgorithm, mean_of_weights, options={"do_flatten": False}, **OWN_WAY),
     Case("decentralized accumulation", DecentralizedAlgorithm, mean_with_accumulation, train=accumulate, **OWN_WAY),
     Case(
         "decentralized shift_one",

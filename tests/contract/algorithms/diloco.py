@@ -32,7 +32,6 @@ class Outer:
 
 
 def outer_steps(sim, warm_up=0):
-    """Every other step."""
     outer = Outer(sim.parameters()[0])
     for step in range(sim.steps):
         if step < warm_up:
@@ -77,7 +76,6 @@ def streamed(sim):
 
 
 def close(world, step):
-    """Other order of operations."""
     return 2e-6 * (step + 1)
 
 
@@ -87,7 +85,6 @@ def encoded(levels):
 
 
 def rounded(world, step):
-    """Between hosts 4 bits."""
     return encoded(14) if len(world.hosts) > 1 else close(world, step)
 
 

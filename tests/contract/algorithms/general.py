@@ -4,8 +4,6 @@ a user's own (``pytest tests/contract --algorithm my.module:MyAlgorithm``).
 Each check runs in every rank with a ``Subject``; it raises if something is wrong. Bad input is in mistakes.py.
 """
 
-import copy
-import io
 import os
 
 import torch
@@ -193,22 +191,6 @@ def reset_between_steps(subject):
     unwrap(model)
 
 
-@check
-def evaluation_between_steps(subject):
-    """Forward passes in eval mode exchange nothing, however many a rank makes."""
-    model, optimizers = wrap(subject)
-    for _ in range(3):
-        take_steps(model, optimizers, 1)
-        model.eval()
-        with torch.no_grad():
-            for number in range(bagua.get_rank()):
-                model(batch(0, number, 2, 10))
-        model.train()
-    if subject.replicas_equal:
-        assert identical(model)
-    unwrap(model)
-
-
 class Mixed(nn.Module):
     """Layers of two dtypes, a scalar parameter, a shared one, running statistics."""
 
@@ -238,34 +220,3 @@ def several_dtypes(subject):
             continue
         take_steps(model, optimizers, 3, subject=subject)
         unwrap(model)
-
-
-@check
-def two_models(subject):
-    """One description may serve two models, which take turns."""
-    models = [wrap(subject) for _ in range(2)]
-    for _ in range(3):
-        for model, optimizers in models:
-            take_steps(model, optimizers, 1)
-    for model, _ in models:
-        if subject.replicas_equal:
-            assert identical(model)
-        unwrap(model)
-
-
-@check
-def copies(subject):
-    """Copies, pickles and state dictionaries of a wrapped model are those of an ordinary one."""
-    model, optimizers = wrap(subject)
-    take_steps(model, optimizers, 2)
-    twin = copy.deepcopy(model)
-    stream = io.BytesIO()
-    torch.save(model.state_dict(), stream)
-    stream.seek(0)
-    other = mlp()
-    other.load_state_dict(torch.load(stream, weights_only=True))
-    assert torch.equal(flat(twin), flat(other)) or not subject.replicas_equal
-    before = flat(twin)
-    take_steps(model, optimizers, 1)
-    assert torch.equal(flat(twin), before), "a copy shares memory with its original"
-    unwrap(model)

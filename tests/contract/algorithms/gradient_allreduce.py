@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from contract.algorithms.case import Case, adam, nbytes, plain_sgd
+from contract.algorithms.case import Case, adam, plain_sgd
+from contract.algorithms.exchange import share
 
 from bagua.algorithms import Codec, GradientAllReduceAlgorithm
 
@@ -23,11 +24,6 @@ def sum_of_gradients(sim):
         sim.set_gradients([sim.sum(sim.gradients())] * sim.n)
         sim.optimize()
         yield
-
-
-def share(ratio):
-    """r 2(h-1)/h of the model."""
-    return lambda world, model: ratio * 2 * (len(world.hosts) - 1) / len(world.hosts) * nbytes(model)
 
 
 def lossy(error):

@@ -39,7 +39,6 @@ def resident_bytes():
 
 
 def tensors_alive():
-    """Tensors that Python knows."""
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())  # no look at lazy modules
 
 

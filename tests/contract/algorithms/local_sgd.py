@@ -11,14 +11,12 @@ WARM_UP = 2
 
 
 def common_step(sim, step):
-    """Gradient all-reduce and an optimizer step."""
     sim.backward(step)
     sim.set_gradients([sim.mean(sim.gradients())] * sim.n)
     sim.optimize()
 
 
 def local_step(sim, step):
-    """Every rank for itself."""
     sim.backward(step)
     sim.optimize()
 
@@ -33,7 +31,6 @@ def averaged(sim):
 
 
 def averaged_later(sim):
-    """The same after common steps."""
     for step in range(sim.steps):
         if step < WARM_UP:
             common_step(sim, step)
@@ -45,12 +42,10 @@ def averaged_later(sim):
 
 
 def close(world, step):
-    """Sums of float32 in another order."""
     return 0.0 if world.n < 3 else 2e-6
 
 
 def met(step):
-    """Whether replicas are equal after the step."""
     return (step + 1) % INTERVAL == 0
 
 

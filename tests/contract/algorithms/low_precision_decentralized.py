@@ -72,7 +72,6 @@ def neighbours_are_known(model, step):
 
 
 def one_message(ratio, world, model):
-    """Two units send each other one message."""
     return ratio * nbytes(model) if len(world.hosts) > 1 else 0.0
 
 

@@ -40,7 +40,6 @@ def paired(sim, hosts=False):
 
 
 def close(world, step):
-    """Other order of operations."""
     return 2e-6 * (step + 1)
 
 

@@ -13,7 +13,6 @@ RATE, BETA1, BETA2, EPSILON, DECAY, FLOOR = 0.01, 0.9, 0.999, 1e-8, 0.1, 0.1
 
 
 def optimizers(model):
-    """Its own."""
     return [OneBitAdamOptimizer(model.parameters(), lr=RATE, warmup_steps=WARM_UP, weight_decay=DECAY, floor=FLOOR)]
 
 

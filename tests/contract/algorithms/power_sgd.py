@@ -41,7 +41,6 @@ def compress(sim):
 
 
 def compressed(sim):
-    """From the first step on."""
     for step in range(sim.steps):
         sim.backward(step)
         compress(sim)
@@ -50,7 +49,6 @@ def compressed(sim):
 
 
 def compressed_later(sim):
-    """After steps in full precision."""
     for step in range(sim.steps):
         if step < START_AFTER:
             common_step(sim, step)
@@ -67,7 +65,6 @@ def rounding(world, step):
 
 
 def later(world, step):
-    """Exact sums at first."""
     return close(world, step) if step < START_AFTER else rounding(world, step)
 
 

@@ -26,14 +26,12 @@ def optimizers(model, eps=SMALL, floor=0.0):
 
 
 def settings(sim):
-    """Weight decay and β1 of every element."""
     first, *others = (parameter.numel() for parameter in sim.models[0].parameters())
     sizes = torch.tensor([first, sum(others)])
     return torch.tensor([0.01, 0.0]).repeat_interleave(sizes), torch.tensor([0.9, 0.8]).repeat_interleave(sizes)
 
 
 def floored(sim, squares):
-    """At least a hundredth of each parameter's mean."""
     parts = squares.split([parameter.numel() for parameter in sim.models[0].parameters()])
     return torch.cat([part.clamp(min=FLOOR**2 * part.mean()) for part in parts])
 
@@ -62,7 +60,6 @@ def adam_of_means(sim, mean, passes=lambda _: (), eps=SMALL, scaled=False):
 
 
 def as_it_is(sim, values):
-    """The mean."""
     return sim.mean(values)
 
 
@@ -89,12 +86,10 @@ def scaled_error(world, step):
 
 
 def far(world):
-    """Whether anything is encoded."""
     return len(world.hosts) > 1
 
 
 def two_passes(step):
-    """Batches of a step with accumulation."""
     return (step, step + 50)
 
 
@@ -119,17 +114,6 @@ CASES = [
         steps=8,
         tolerance=decode_error(2 / 255),
         bytes_sent=share(1 / 4),
-        warm_up=WARM_UP + 1,
-    ),
-    Case(
-        "qadam onebit",
-        partial(QAdamAlgorithm, codec="onebit"),
-        partial(adam_of_means, mean=as_it_is, eps=LARGE),
-        optimizers=partial(optimizers, eps=LARGE),
-        steps=8,
-        tolerance=decode_error(1.0),
-        bytes_sent=share(1 / 32),
-        slack=0.1,
         warm_up=WARM_UP + 1,
     ),
     *(

@@ -55,7 +55,6 @@ def compare_replicas(every=1):
 
 
 def job(name):
-    """The function of a job."""
     kind, _, rest = name.partition(" ")
     if kind == "case":
         return lambda: train_case(load_cases()[rest])
@@ -70,7 +69,6 @@ def job(name):
 
 
 def check_identical(model):
-    """All ranks hold the same bits."""
     for name, parameter in model.named_parameters():
         mine = on_host(parameter.detach()).contiguous().view(-1).view(torch.uint8)
         everyone = torch.zeros(bagua.get_world_size(), mine.numel(), dtype=torch.uint8)
@@ -79,7 +77,6 @@ def check_identical(model):
 
 
 def one_step(model, optimizers, loss, rank, step):
-    """One pass, one step of every optimizer."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     loss(model, rank, step).backward()
@@ -99,7 +96,6 @@ def wrapped(case, make):
 
 
 def train_case(case):
-    """Parameters after each step."""
     model, optimizers = wrapped(case, case.model)
     train = case.train or one_step
     found = []

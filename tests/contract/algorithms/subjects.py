@@ -43,12 +43,10 @@ def q_adam(model):
 
 
 def one_bit_adam(model):
-    """The optimizer of 1-bit Adam, likewise."""
     return [OneBitAdamOptimizer(model.parameters(), lr=1e-2, warmup_steps=3, betas=(0.9, 0.9))]
 
 
 def zero_one_adam(model):
-    """The optimizer of 0/1 Adam, likewise."""
     return [ZeroOneAdamOptimizer(model.parameters(), lr=1e-2, var_freeze_step=3, betas=(0.9, 0.9))]
 
 

@@ -20,7 +20,6 @@ def full_first(world, step):
 
 
 def largest(values):
-    """A tenth of the values, zeros for the others."""
     kept = values.abs().topk(-(-values.numel() * round(DENSITY * 65536) // 65536)).indices
     return torch.zeros_like(values).index_copy_(0, kept, values[kept])
 

@@ -18,7 +18,6 @@ MEETINGS = {6, 7, 9, 11}
 
 
 def optimizers(model):
-    """Its own."""
     return [
         ZeroOneAdamOptimizer(
             model.parameters(),
@@ -81,7 +80,6 @@ def one_bit(world, step):
 
 
 def together(step):
-    """Whether replicas are equal after the step."""
     return step + 1 <= FREEZE or step + 1 in MEETINGS
 
 

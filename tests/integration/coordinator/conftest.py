@@ -1,5 +1,6 @@
 """A real coordinator process, and the other end of its wire: a scripted node daemon that speaks NodeService."""
 
+import itertools
 import json
 import os
 import queue
@@ -20,6 +21,8 @@ from bagua.client import Client
 from bagua.proto import common_pb2, node_pb2, node_pb2_grpc
 
 WAIT_S = 60.0
+LIVE = [1, 2, 3, 4, common_pb2.JOB_STATE_WAITING]
+_TESTS = itertools.count()
 
 FAST = {
     "BAGUA_COORDINATOR_HEARTBEAT_S": "0.2",
@@ -158,7 +161,6 @@ class Peer:
         return found
 
     def quiet(self, seconds=0.5):
-        """True if nothing comes."""
         try:
             self._incoming.get(timeout=seconds)
         except queue.Empty:
@@ -196,16 +198,9 @@ def start(tmp_path):
         process.wait()
 
 
-@pytest.fixture
-def coordinator(start):
-    process = start()
-    assert not process.error
-    return process
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """One coordinator for all tests that leave nothing behind."""
+    """One coordinator for all tests that neither stop it nor look at all that it knows."""
     process = CoordinatorProcess(tmp_path_factory.mktemp("shared"))
     assert not process.error
     yield process
@@ -214,15 +209,21 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def shared_client(shared):
-    with shared.client() as made:
+def coordinator(shared):
+    return shared
+
+
+@pytest.fixture
+def client(coordinator):
+    """Its jobs are cancelled at the end. A node that comes in a later test has started anew, and holds none."""
+    with coordinator.client() as made:
         yield made
-        assert not made.list()
+        for job in made.list(states=LIVE):
+            made.cancel(job.job_id)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A coordinator with a dashboard."""
     process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0", **PATIENT)
     assert process.dashboard, process.end()
     yield process
@@ -232,7 +233,6 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def peers(served):
-    """Two scripted nodes of it."""
     made = [Peer(served, name) for name in ("a", "b")]
     for peer in made:
         peer.expect(node_pb2.Welcome)
@@ -243,11 +243,11 @@ def peers(served):
 
 @pytest.fixture
 def connect():
-    """Connects scripted nodes and waits for their Welcome."""
-    peers = []
+    """Connects scripted nodes and waits for their Welcome. Each test has boots of its own."""
+    peers, boot_id = [], f"boot-of-{next(_TESTS)}"
 
     def connect_one(coordinator, node_id, welcome=True, **more):
-        peer = Peer(coordinator, node_id, **more)
+        peer = Peer(coordinator, node_id, **{"boot_id": boot_id, **more})
         peers.append(peer)
         if welcome:
             peer.expect(node_pb2.Welcome)
@@ -256,12 +256,6 @@ def connect():
     yield connect_one
     for peer in peers:
         peer.close()
-
-
-@pytest.fixture
-def client(coordinator):
-    with coordinator.client() as made:
-        yield made
 
 
 @pytest.fixture

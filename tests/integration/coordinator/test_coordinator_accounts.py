@@ -284,16 +284,6 @@ def test_the_audit_log_has_changes_and_refusals(admin, people, job, service):
     assert any(line.get("who") == "eve" and line.get("outcome") == "NOT_FOUND" for line in lines)
 
 
-def test_old_entries_of_the_audit_log_go(start):
-    first = start("--keep-audit", "0d")
-    with first.client() as client:
-        client.accounts.create("ann", "read")
-        deadline = time.monotonic() + WAIT_S
-        while client.accounts.audit():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-
 def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect, tmp_path, until):
     first = start("--log-json")
     value = "never-written-3f9c"
@@ -315,9 +305,7 @@ def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect,
         code, errors = first.end()
         assert code == 0 and value not in errors
     again = start(state_dir=tmp_path / "state")
-    home = connect(
-        again, "node-a", boot_id="boot-1", jobs=(node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=1),)
-    )
+    home = connect(again, "node-a", jobs=(node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=1),))
     home.send(node_pb2.NodeFact(secrets=question))
     while not isinstance(answer := home.next(), node_pb2.SecretsAnswer):
         pass

@@ -34,7 +34,7 @@ def test_from_a_folder_to_a_node(coordinator, client, connect, tmp_path):
     client.cancel(job.job_id)
 
 
-def test_what_is_refused(shared_client, tmp_path):
+def test_what_is_refused(client, tmp_path):
     digest = "0" * 64
     for code, workdir, words in (
         (c.CodeArchive(digest=digest, bytes=5), "", "upload it before"),
@@ -43,7 +43,7 @@ def test_what_is_refused(shared_client, tmp_path):
         (c.CodeArchive(digest=digest, bytes=5), "/x", "leads out"),
     ):
         with pytest.raises(InvalidRequestError, match=words):
-            shared_client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, code=code, workdir=workdir))
+            client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, code=code, workdir=workdir))
     (tmp_path / "a.py").touch()
     for arguments, words in (
         ({"script": "absent.py", "working_dir": tmp_path}, "does not exist in the working directory"),
@@ -57,8 +57,8 @@ def test_what_is_refused(shared_client, tmp_path):
         ({"script": "a.py", "algorithm": "bytegard"}, "Known:"),
     ):
         with pytest.raises(ConfigError, match=words):
-            shared_client.submit(**arguments)
+            client.submit(**arguments)
     with pytest.raises(TypeError, match="not both"):
-        shared_client.submit(c.JobSpec(entry="t.py"), script="t.py")
+        client.submit(c.JobSpec(entry="t.py"), script="t.py")
     with pytest.raises(TypeError, match="nodes"):
-        shared_client.submit(script="t.py", nodes=2)
+        client.submit(script="t.py", nodes=2)

@@ -16,6 +16,11 @@ DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=30.0, stop_grace_s=1.0)
 
 
+@pytest.fixture
+def coordinator(start):
+    return start()
+
+
 def limit_files(pid, size=resource.RLIM_INFINITY):
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -42,37 +47,3 @@ def test_a_job_that_ends_while_the_disk_is_full_has_ended_once_there_is_room(coo
     assert until(client, job.job_id, c.JOB_STATE_SUCCEEDED).ranks[0].exit_code == 0
     client.submit(SPEC)
     assert coordinator.process.poll() is None
-
-
-@pytest.mark.parametrize("damage", [b"no database at all", b""], ids=["text", "half"])
-def test_a_damaged_database_is_refused_with_words(start, damage):
-    first = start()
-    assert first.end()[0] == 0
-    file = first.state_dir / "coordinator" / "bagua.db"
-    file.write_bytes(damage or file.read_bytes()[:6000])
-    again = start()
-    code, errors = again.wait()
-    assert code == 2 and "Traceback" not in errors
-    assert f"The database {file} is damaged" in again.error and ".recover" in again.error
-
-
-def test_an_old_database_becomes_private(start, client, coordinator):
-    client.submit(SPEC)
-    files = [coordinator.state_dir / "coordinator" / f"bagua.db{end}" for end in ("", "-wal", "-shm")]
-    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
-    coordinator.process.kill()
-    coordinator.wait()
-    for file in files:
-        file.chmod(0o644)
-    assert not start().error
-    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
-
-
-def test_a_token_that_others_can_read_is_refused_at_the_start(start):
-    first = start()
-    assert first.end()[0] == 0
-    first.token_file.chmod(0o644)
-    again = start()
-    code, errors = again.wait()
-    assert code == 2 and "Traceback" not in errors
-    assert f"chmod 600 {first.token_file}" in again.error

@@ -19,7 +19,6 @@ def spec(nnodes=2, nproc=2, **more):
 
 
 def start_one_node_job(client, peer, until, nproc=2):
-    """A job that runs on one node."""
     job = client.submit(spec(1, nproc))
     run = peer.expect(n.RunJob)
     assert run.job_id == job.job_id
@@ -136,9 +135,9 @@ def test_lists_and_idempotent_submits(coordinator, client):
     with pytest.raises(ConflictError, match=f"{first.job_id} was submitted with it"):
         client.submit(spec(1, 1), idempotency_key="k")
     others = [client.submit(spec(9, 9)).job_id for _ in range(3)]
-    assert [job.job_id for job in client.list()] == [*reversed(others), first.job_id]
+    assert [job.job_id for job in client.list(limit=4)] == [*reversed(others), first.job_id]
     assert [job.job_id for job in client.list(limit=2)] == [others[2], others[1]]
-    assert not client.list(states=[c.JOB_STATE_FAILED])
+    assert not {*others, first.job_id} & {job.job_id for job in client.list(states=[c.JOB_STATE_FAILED])}
     assert client.list()[0].spec.entry == "train.py"
 
 
@@ -161,26 +160,21 @@ def test_lists_and_idempotent_submits(coordinator, client):
         ({"master_port": 70_000}, "ports end at 65535"),
     ],
 )
-def test_bad_specs_are_refused_with_the_name_of_the_field(shared_client, more, words):
+def test_bad_specs_are_refused_with_the_name_of_the_field(client, more, words):
     with pytest.raises(InvalidRequestError, match=words):
-        shared_client.submit(spec(**more))
+        client.submit(spec(**more))
 
 
-def test_what_is_not_there_is_named(shared_client):
+def test_what_is_not_there_is_named(client):
     with pytest.raises(InvalidRequestError, match=r"spec\.entry is empty"):
-        shared_client.submit(c.JobSpec(nnodes=1, nproc_per_node=1))
+        client.submit(c.JobSpec(nnodes=1, nproc_per_node=1))
     with pytest.raises(InvalidRequestError, match="idempotency_key"):
-        shared_client.submit(spec(), idempotency_key="k" * 300)
-    for call in (
-        shared_client.get,
-        shared_client.cancel,
-        lambda job: list(shared_client.events(job)),
-        lambda job: list(shared_client.watch(job)),
-    ):
+        client.submit(spec(), idempotency_key="k" * 300)
+    for call in (client.get, client.cancel, lambda job: list(client.events(job)), lambda job: list(client.watch(job))):
         with pytest.raises(NotFoundError, match="There is no job 'job-none'"):
             call("job-none")
     with pytest.raises(NotFoundError):
-        list(shared_client.logs("job-none"))
+        list(client.logs("job-none"))
 
 
 def test_progress_reaches_watchers_and_lookers(coordinator, client, connect, until):
@@ -237,7 +231,7 @@ def test_a_lost_node_fails_the_job(coordinator, client, connect, until):
     )
     again = connect(coordinator, "b", jobs=(held,))
     assert again.expect(n.StopJob).job_id == run.job_id
-    assert {node.node_id: node.used_slots for node in client.nodes()} == {"a": 0, "b": 1}
+    assert {node.node_id: node.used_slots for node in client.nodes() if node.connected} == {"a": 0, "b": 1}
     again.report(run, n.LOCAL_PHASE_STOPPED)
     other = client.submit(spec(2, 2))
     assert again.expect(n.RunJob).job_id == other.job_id
@@ -293,7 +287,7 @@ def test_a_second_daemon_wins_over_a_dead_one(coordinator, client, connect):
     with pytest.raises(Exception, match="replaced by a newer session"):
         first.next()
     assert second.quiet(0.3)
-    assert [node.connected for node in client.nodes()] == [True]
+    assert [node.connected for node in client.nodes() if node.node_id == "a"] == [True]
 
 
 def test_a_heartbeat_is_acknowledged_where_that_is_asked_for(coordinator, connect):

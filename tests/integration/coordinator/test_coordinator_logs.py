@@ -111,7 +111,6 @@ def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
 
 
 def held(order):
-    """The words of a daemon that comes back."""
     ranks = [c.RankStatus(rank=rank, **RUNNING) for rank in (0, 1)]
     return n.LocalJob(job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks)
 

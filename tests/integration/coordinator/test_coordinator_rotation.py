@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from bagua.base.errors import UnavailableError
 from bagua.base.security import TlsFiles
 from bagua.cli.support_bundle import scrape
@@ -120,9 +118,3 @@ def test_a_damaged_folder_changes_nothing(start, tmp_path):
     files.cert.write_bytes(b"half a cert")
     with Client(coordinator.address, token=coordinator.token, tls=TlsFiles.in_folder(kept)) as client:
         assert client.list() == ()
-
-
-@pytest.mark.parametrize("arguments", [(), ("--renew",), ("--rotate", "later"), ("--show", "--host", "a")])
-def test_arguments_that_make_no_sense(arguments, tmp_path):
-    found = certs(str(tmp_path), *arguments)
-    assert found.returncode == 2 and found.stderr.startswith("error: ")

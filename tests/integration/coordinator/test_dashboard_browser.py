@@ -250,13 +250,6 @@ def test_membership_shows_a_rank_that_is_lost(tab, elastic):
     shot(tab, "membership")
 
 
-def test_a_job_that_is_not_elastic_has_no_membership(tab, job):
-    tab.log_in()
-    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
-    tab.expect("td:text-is('placed')").to_be_visible(timeout=WAIT_MS)
-    tab.expect("#members").to_be_hidden(timeout=WAIT_MS)
-
-
 def test_a_phone_in_the_dark(chromium, served, job):
     tab = Tab(chromium, served, color_scheme="dark", viewport={"width": 375, "height": 700}, has_touch=True)
     tab.log_in()

@@ -141,57 +141,16 @@ def test_a_job_from_its_creation_to_its_deletion(operator, coordinator_of):
     assert operator.names(JOBS) == ["next"]
 
 
-@pytest.mark.parametrize(
-    "again", [pytest.param(False, id=""), pytest.param(True, id="and-made-again", marks=pytest.mark.full)]
-)
-def test_a_deleted_job_is_cancelled(again, operator, coordinator_of):
+def test_a_deleted_job_is_cancelled(operator, coordinator_of):
     """Before its coordinator goes, too: its daemons have nothing to drain then."""
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")
     job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
-    if again:  # between two looks
-        operator.change(f"{JOBS}/j", metadata={"uid": "another"})
-    else:
-        operator.http.delete(f"{JOBS}/j").raise_for_status()
+    operator.http.delete(f"{JOBS}/j").raise_for_status()
     with coordinator.client() as client:
         job = operator.wait(lambda: (found := client.get(job_id)).state == JOB_STATE_CANCELLED and found)
     assert job.reason == "cancelled: its BaguaJob was deleted"
-
-
-@pytest.mark.full
-def test_a_job_whose_namespace_goes_is_cancelled(operator, coordinator_of):
-    """Its Secrets may go first; others can't be made in their place."""
-    operator.submit("j", **ELASTIC)
-    coordinator = coordinator_of("j")
-    begin(operator, coordinator, "j-0", "j-1")
-    job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
-    causes = [{"reason": "NamespaceTerminating", "message": "namespace n is being terminated"}]
-    operator.api.refuse("POST", SECRETS, 403, "it is being terminated", causes=causes)
-    operator.http.delete(f"{SECRETS}/j-token").raise_for_status()
-    operator.change(f"{JOBS}/j", metadata={"labels": {"look": "again"}})
-    with coordinator.client() as client:
-        operator.wait(lambda: client.get(job_id).state == JOB_STATE_CANCELLED)
-
-
-@pytest.mark.full
-def test_pods_whose_coordinator_went_first_get_no_time_to_drain(operator, coordinator_of):
-    operator.submit("j", **ELASTIC)
-    coordinator = coordinator_of("j")
-    begin(operator, coordinator, "j-0", "j-1")
-    operator.wait(lambda: operator.status("j").get("phase") == "Running")
-    coordinator.end()
-    operator.wait(lambda: "can't be reached" in operator.status("j").get("message", ""))
-    operator.http.delete(f"{JOBS}/j").raise_for_status()
-    operator.wait(lambda: operator.names(PODS) == [])
-
-
-def test_a_wrong_specification_is_refused_in_words(operator):
-    operator.submit("wrong", image="b:1", run={"script": "a.py", "module": "b"})
-    status = operator.wait(lambda: (found := operator.status("wrong")).get("phase") == "Failed" and found)
-    assert status["message"] == "spec.run: give exactly one of script, module and program. [BG830]"
-    assert [one["type"] for one in status["conditions"] if one["status"] == "True"] == ["Created", "Failed", "Invalid"]
-    assert operator.names(PODS) == operator.names(SECRETS) == []
 
 
 def test_what_the_api_refuses_is_told_and_tried_again(operator, caplog):
@@ -222,12 +181,7 @@ def pods_of(operator):
     ("path", "kind", "name"),
     [
         (SECRETS, "Secret", "j-tls"),
-        (SECRETS, "Secret", "j-token"),
-        (SECRETS, "Secret", "j-authority"),
-        ("/apis/networking.k8s.io/v1/namespaces/n/networkpolicies", "NetworkPolicy", "j"),
-        ("/apis/policy/v1/namespaces/n/poddisruptionbudgets", "PodDisruptionBudget", "j"),
         ("/api/v1/namespaces/n/services", "Service", "j-coordinator"),
-        ("/api/v1/namespaces/n/persistentvolumeclaims", "PersistentVolumeClaim", "j-coordinator"),
         ("/apis/apps/v1/namespaces/n/statefulsets", "StatefulSet", "j-coordinator"),
         (PODS, "Pod", "j-0"),
     ],
@@ -267,18 +221,6 @@ def test_pods_that_end_at_once_are_made_again_with_pauses(operator):
     assert memory._pause_s >= 2, "they double, though a pod was made in between"
 
 
-def test_what_the_coordinator_refuses_is_told(operator, coordinator_of):
-    """It was tried each second for good, and only the operator's log said so."""
-    run = {"script": "t.py", "env": [{"name": "A", "value": "b"}]}
-    run["secretEnv"] = [{"name": "A", "secretName": "s", "key": "k"}]
-    operator.submit("j", **{**ELASTIC, "run": run})
-    begin(operator, coordinator_of("j"), "j-0", "j-1")
-    condition = operator.wait(lambda: blocked(operator))
-    assert condition["reason"] == "Refused" and "spec.secret_env: 'A' is in spec.env, too" in condition["message"]
-    status = operator.status("j")
-    assert status["phase"] == "Pending" and status["message"] == condition["message"]
-
-
 def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(operator):
     """They were asked for at each look, with all pods. Those about an earlier pod of its name tell nothing."""
     operator.submit("j", **ELASTIC)
@@ -297,17 +239,3 @@ def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(o
 
     operator.wait(lambda: asked() == asked())
     assert operator.api.asked["GET", "/api/v1/namespaces/n/events"] and not blocked(operator)
-
-
-def test_a_notice_of_a_machine_wakes_its_job(operator, coordinator_of):
-    operator.submit("j", **ELASTIC)
-    coordinator = coordinator_of("j")
-    begin(operator, coordinator, "j-0", "j-1")
-    operator.wait(lambda: operator.status("j")["phase"] == "Running")
-    taints = [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]
-    operator.change("/api/v1/nodes/machine-of-j-1", spec={"taints": taints})
-    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1", "j-2"])
-    with coordinator.client() as client:
-        operator.wait(lambda: [node.node_id for node in client.nodes() if node.draining] == ["j-1"])
-    condition = next(one for one in operator.status("j")["conditions"] if one["type"] == "Changing")
-    assert "machine-of-j-1 has the taint aws-node-termination-handler/spot-itn" in condition["message"]

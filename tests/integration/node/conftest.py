@@ -208,7 +208,6 @@ class DaemonProcess:
         return self.process.pid
 
     def proper(self):
-        """The daemon itself, below its keeper."""
         return psutil.Process(daemon_pid(self.pid))
 
     async def until_ready(self):
@@ -242,7 +241,6 @@ class DaemonProcess:
 
 @pytest.fixture
 def state(short_folder):
-    """The daemon's folder."""
     folder = short_folder / "state"
     folder.mkdir(mode=0o700)
     create_token(folder / "token")
@@ -302,7 +300,6 @@ async def rank_stub(daemon):
 
 @pytest.fixture
 def script(tmp_path):
-    """Writes a program of a rank."""
 
     def write(text, name="script.py"):
         path = tmp_path / name

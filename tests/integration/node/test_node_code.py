@@ -36,7 +36,6 @@ def project(tmp_path):
 
 
 def archive_in(end, folder):
-    """The coordinator has it, for every job."""
     packed = pack(folder)
     end.code = b"".join(packed.parts(1 << 20))
     return packed.archive
@@ -119,26 +118,6 @@ async def run_elastic(end, archive, members, joining=(), generation=1):
             master_port=12345,
         )
     )
-
-
-async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
-    archive = archive_in(end, project)
-
-    def both_printed(job):
-        texts = [Path(rank.log_path).read_text() if rank.log_path else "" for rank in job.ranks]
-        return len(texts) == 2 and all("shipped" in text and text.endswith("\n") for text in texts)
-
-    await run_elastic(end, archive, [0])
-    await end.job_until("job", lambda job: job.ranks and job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
-    await run_elastic(end, archive, [0], joining=[1])
-    job = await end.job_until("job", lambda job: len(job.ranks) == 2 and job.ranks[1].pid)
-    async with end.changed:
-        await end.changed.wait_for(lambda: both_printed(end.jobs["job"]))  # heartbeats wake it
-    folders = {Path(rank.log_path).read_text().split()[1] for rank in job.ranks}
-    assert len(folders) == 1 and len(end.code_questions) == 2
-    await end.stop_job("job", grace_s=0.5)
-    await end.stopped("job")
-    assert not Path(folders.pop()).exists()
 
 
 async def test_a_daemon_that_was_killed_finds_the_code_again(end, daemon, project):

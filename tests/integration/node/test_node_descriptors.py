@@ -9,7 +9,6 @@ from collections import Counter
 import structlog
 from rig.limits import SOON_S
 
-from bagua.daemon.node.keeper.link import connections_to
 from bagua.daemon.node.session.lease import Lease
 from bagua.daemon.node.session.session import Endpoint, Session
 from bagua.proto import node_pb2
@@ -18,7 +17,6 @@ ROUNDS = 6
 
 
 def descriptors(pid):
-    """The targets of all descriptors of a process."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             yield os.readlink(f"/proc/{pid}/fd/{name}")
@@ -82,12 +80,6 @@ async def test_descriptors_do_not_grow(end, daemon):
             await until_no_more(pid, kinds)
     await end.stop_job("stays", grace_s=0.0)
     await end.stopped("stays")
-
-
-def test_to_look_for_connections_opens_nothing():
-    before = held(os.getpid())
-    assert connections_to("127.0.0.1:1") == []
-    assert held(os.getpid()) == before
 
 
 async def test_a_stream_that_ends_with_an_error_keeps_no_connection(end, state):

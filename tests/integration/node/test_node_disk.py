@@ -73,6 +73,11 @@ async def test_a_damaged_node_id_and_journal_do_not_keep_a_daemon_away(end, star
     (node / "journal").mkdir(parents=True, mode=0o700)
     (node / "node.json").write_text('{"node_')
     (node / "journal" / "five.json").write_text("5")
+    (node / "journal" / "evil.json").write_text(json.dumps({"version": 1, "job_id": "../../x"}))
     daemon = await start_daemon()
     assert daemon.ready.get("node_id") == "n" and "Traceback" not in daemon.log()
-    assert {path.name for path in node.rglob("*.broken")} == {"node.json.broken", "five.json.broken"}
+    assert {path.name for path in node.rglob("*.broken")} == {
+        "node.json.broken",
+        "five.json.broken",
+        "evil.json.broken",
+    } and not end.hellos[0].jobs

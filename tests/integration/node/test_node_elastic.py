@@ -71,7 +71,6 @@ class Elastic:
 
 @pytest.fixture
 def elastic_on(end, script):
-    """Without a daemon yet."""
     return Elastic(end, script(PROGRAM))
 
 
@@ -134,37 +133,6 @@ async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
     assert job.ranks[1].signal == 9 and job.ranks[1].error_tail.startswith("It was stopped (SIGSTOP) for 5 s")
 
 
-async def test_a_rank_that_is_stopped_has_eight_steps(end, daemon, elastic):
-    """Of a second each, which is more than the 5 s of other jobs."""
-    elastic.script.write_text(counting_steps(1))
-    await elastic.run([0, 1])
-    job = await elastic.all_running()
-    await until_printed(end, job.ranks, lambda rank: "steps 3")
-    os.kill(job.ranks[1].pid, signal.SIGSTOP)
-    job = await elastic.until(lambda job: job.ranks[1].state == EXITED and job.suspended)
-    words = job.ranks[1].error_tail
-    assert words.startswith("It was stopped (SIGSTOP) for ") and int(words.split()[5]) >= 8, words
-
-
-async def test_two_losses_down_to_one_rank(end, daemon, elastic):
-    await elastic.run([0, 1, 2])
-    job = await elastic.all_running()
-    await until_printed(end, job.ranks, lambda rank: f"generation 1 rank {rank.rank} of 3 sum 3")
-    pids = [rank.pid for rank in job.ranks]
-    os.kill(pids[0], signal.SIGKILL)
-    await elastic.until(lambda job: job.ranks[0].state == EXITED)
-    await elastic.run([1, 2], generation=2)
-    await elastic.until(lambda job: job.generation == 2)
-    os.kill(pids[1], signal.SIGKILL)
-    await elastic.until(lambda job: job.generation == 2 and job.ranks[0].state == EXITED)
-    await elastic.run([2], generation=3)
-    job = await elastic.until(lambda job: job.generation == 3)
-    await until_printed(end, job.ranks, lambda rank: "generation 3 rank 0 of 1 sum 2")
-    assert job.ranks[0].pid == pids[2]
-    await end.stop_job("job", generation=3)
-    await end.stopped("job")
-
-
 async def test_a_rank_that_is_out_is_ended(end, daemon, elastic, until_gone):
     """The coordinator may have its own reason: a silent rank."""
     await elastic.run([0, 1, 2])
@@ -199,16 +167,6 @@ async def test_a_generation_after_the_first_begins_nothing_anew(end, daemon, ela
     assert (await elastic.until(lambda job: job.generation == 3)).phase == node_pb2.LOCAL_PHASE_STOPPED
 
 
-async def test_a_stopped_job_says_in_the_next_generation_how_it_ended(end, daemon, elastic):
-    await elastic.run([0, 1, 2])
-    await elastic.all_running()
-    await end.stop_job("job", grace_s=1.0)
-    await end.stopped("job")
-    await elastic.run([0, 1, 2], generation=2)
-    job = await elastic.until(lambda job: job.generation == 2)
-    assert job.phase == node_pb2.LOCAL_PHASE_STOPPED and [rank.state for rank in job.ranks] == [EXITED] * 3
-
-
 async def test_a_daemon_that_is_stopped_withdraws(end, daemon, elastic):
     await elastic.run([0, 1, 2])
     await elastic.all_running()
@@ -219,7 +177,6 @@ async def test_a_daemon_that_is_stopped_withdraws(end, daemon, elastic):
 
 
 async def begin(elastic, end):
-    """Members 0, 1 and 2, in the first generation."""
     await end.until(lambda: end.hellos)
     await elastic.run([0, 1, 2])
     job = await elastic.all_running()
@@ -424,14 +381,10 @@ async def test_ranks_die_with_the_keeper(end, daemon, elastic, until_gone):
     await until_gone(pids)
 
 
-@pytest.mark.parametrize("asked", [pytest.param("by a signal", marks=pytest.mark.full), "by the coordinator"])
-async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic, asked):
+async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic):
     job = await begin(elastic, end)
     pids, known, former = [rank.pid for rank in job.ranks], len(end.hellos), daemon.proper().pid
-    if asked == "by a signal":
-        daemon.process.send_signal(signal.SIGHUP)
-    else:
-        await end.send(upgrade=node_pb2.Upgrade(request_id=7))
+    await end.send(upgrade=node_pb2.Upgrade(request_id=7))
     await end.until(lambda: len(end.hellos) > known)
     assert daemon.proper().pid != former and [hello.life for hello in end.hellos] == [1, 2]
     await elastic.run([0, 1, 2], generation=2)

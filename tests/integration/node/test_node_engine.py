@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -35,19 +34,11 @@ def barrier():
     kinds = core.KINDS["barrier"], core.DTYPES["uint8"]
     rank.wait(rank.submit(comm=0, kind=kinds[0], dtype=kinds[1], count=0))
 """
-MEET = JOIN + "barrier()\nprint('met')\nrank.close()\n"
 STAY = JOIN + "barrier()\nprint('met', flush=True)\nsys.stdin.readline()\nbarrier()\nrank.close()\n"
 
 
 def statuses(job):
     return [(rank.state, rank.exit_code, rank.signal) for rank in job.ranks]
-
-
-async def test_ranks_meet(end, daemon, script):
-    await end.run_script("job", script(MEET), nproc=2)
-    job = await end.exited("job")
-    assert statuses(job) == [(EXITED, 0, 0)] * 2, [rank.error_tail for rank in job.ranks]
-    assert job.error == "" and Path(job.ranks[0].log_path).read_text() == "met\n"
 
 
 async def test_a_killed_rank_is_the_cause_that_the_others_see(end, daemon, script):
@@ -69,15 +60,6 @@ async def test_ranks_that_end_well_without_a_word(end, daemon, script):
     job = await end.exited("job")
     await asyncio.sleep(1.0)  # longer than the engine's complaint may wait for a verdict
     assert statuses(job) == [(EXITED, 0, 0)] * 2 and end.jobs["job"].error == ""
-
-
-async def test_a_mismatch_is_the_job_s_error(end, daemon, script):
-    text = JOIN + "segment = rank.alloc(4096)\nkind = core.KINDS['allreduce']\n"
-    text += "common = dict(comm=0, dtype=core.DTYPES['float32'], op=core.OPS['SUM'], shape=[8 + me])\n"
-    text += "rank.wait(rank.submit(kind=kind, count=8 + me, src=(segment.id, 0), dst=(segment.id, 0), **common))\n"
-    await end.run_script("job", script(text), nproc=2)
-    job = await end.exited("job")
-    assert "[8]" in job.error and "[9]" in job.error
 
 
 async def test_who_waits_for_whom(end, daemon, rank_stub, script):

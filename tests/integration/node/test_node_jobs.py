@@ -21,7 +21,6 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
 async def started(end, job_id, nproc=1):
-    """The pids of the ranks, once all run."""
     job = await end.job_until(job_id, lambda job: [rank.state for rank in job.ranks] == [RUNNING] * nproc)
     assert job.phase == STARTED
     return [rank.pid for rank in job.ranks]
@@ -100,15 +99,12 @@ async def test_stop_with_grace_then_kill(end, daemon, script):
     assert "no" in Path(job.ranks[0].log_path).read_text(), "it was asked first"
 
 
-@pytest.mark.parametrize("daemonised", [pytest.param(False, marks=pytest.mark.full), True])
-@pytest.mark.parametrize("how", ["exit", "fail", "cancel", "sigterm", "sigkill"])
-async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, daemonised):
+@pytest.mark.parametrize("how", ["sigterm", "sigkill"])
+async def test_no_orphans(end, start_daemon, script, alive, until_gone, how):
     """A rank's child, one that has left the rank's session included, does not outlive the job."""
     daemon = await start_daemon()
-    session = "start_new_session=True" if daemonised else ""
-    text = "import os, subprocess, sys, time\n"
-    text += f"child = subprocess.Popen(['sleep', '600'], {session})\nprint(child.pid, '.', flush=True)\n"
-    text += {"exit": "", "fail": "sys.exit(3)"}.get(how, "time.sleep(600)")
+    text = "import subprocess, time\nchild = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    text += "print(child.pid, '.', flush=True)\ntime.sleep(600)"
     await end.run_script("job", script(text))
     await printed(end, "job", b".")
     child = int(end.logs[77].split()[0])
@@ -122,15 +118,10 @@ async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, dae
         assert end.hellos[-1].boot_id != end.hellos[0].boot_id
         job = end.jobs["job"]
         assert job.phase == node_pb2.LOCAL_PHASE_STOPPED and "restarted" in job.error
-    elif how == "sigterm":
+    else:
         daemon.process.terminate()
         assert await daemon.wait(SOON_S) == 0
         assert "was stopped (SIGTERM)" in end.jobs["job"].error
-    else:
-        if how != "cancel":
-            await end.exited("job")
-            assert alive(child)
-        await end.stop_job("job")
     await end.stopped("job")
     assert not any(alive(pid) for pid in pids)
 
@@ -153,7 +144,7 @@ os.wait()
 
 
 @pytest.mark.parametrize("groups", [True, False], ids=["in a control group", "without one"])
-@pytest.mark.parametrize("how", ["exit", "fail", "cancel", "daemon killed", "keeper killed", "adopted"])
+@pytest.mark.parametrize("how", ["fail", "cancel", "daemon killed", "keeper killed", "adopted"])
 async def test_processes_that_leave_everything_end_with_their_job(
     end, start_daemon, state, script, alive, how, groups, monkeypatch, tmp_path
 ):
@@ -166,7 +157,7 @@ async def test_processes_that_leave_everything_end_with_their_job(
     daemon = await start_daemon()
     escaped = {}
     for number, job in enumerate(("older", "job")):
-        last = {"exit": "", "fail": "sys.exit(3)"}.get(how if job == "job" else "", "time.sleep(600)")
+        last = "sys.exit(3)" if (how, job) == ("fail", "job") else "time.sleep(600)"
         await end.run_script(job, script(ESCAPE + last, f"{job}.py"), elastic=how == "adopted")
         await printed(end, job, b".", request_id=number)
         escaped[job] = int(end.logs[number].split()[0])
@@ -205,29 +196,27 @@ async def test_the_last_reports_arrive_before_the_daemon_ends(end, start_daemon,
     assert [end.jobs[job].phase for job in jobs] == [node_pb2.LOCAL_PHASE_STOPPED] * 4
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"script": "/nowhere/train.py"}, "the working directory /nowhere does not exist"),
-        ({"script": "nothing.py"}, "nothing.py does not exist"),
-        ({"script": "nothing.py", "workdir": "/nowhere"}, "the working directory /nowhere does not exist"),
-        ({"script": "a_program", "no_python": True}, "the program a_program is not in PATH"),
-        ({"script": "./plain.txt", "no_python": True}, "plain.txt is not executable"),
-        ({"script": "plain.txt", "python": "/no/python"}, "the program /no/python does not exist"),
-        ({"script": "./broken", "no_python": True}, "can't be started"),
-    ],
-)
-async def test_what_can_not_be_started(end, daemon, tmp_path, spec, words):
+async def test_what_can_not_be_started(end, daemon, tmp_path):
     (tmp_path / "plain.txt").write_text("")
     (tmp_path / "broken").write_bytes(b"\x7fELFnonsense")
     (tmp_path / "broken").chmod(0o755)
-    if "workdir" not in spec and not spec["script"].startswith("/"):
-        spec = spec | {"workdir": str(tmp_path)}
-    await end.run_script("job", nproc=2, **spec)
-    job = await end.job_until("job", lambda job: job.error)
-    assert words in job.error and "node n" in job.error
-    await end.stop_job("job")
-    await end.stopped("job")
+    for number, (spec, words) in enumerate(
+        (
+            ({"script": "/nowhere/train.py"}, "the working directory /nowhere does not exist"),
+            ({"script": "nothing.py"}, "nothing.py does not exist"),
+            ({"script": "nothing.py", "workdir": "/nowhere"}, "the working directory /nowhere does not exist"),
+            ({"script": "a_program", "no_python": True}, "the program a_program is not in PATH"),
+            ({"script": "./plain.txt", "no_python": True}, "plain.txt is not executable"),
+            ({"script": "plain.txt", "python": "/no/python"}, "the program /no/python does not exist"),
+            ({"script": "./broken", "no_python": True}, "can't be started"),
+        )
+    ):
+        job_id, here = f"job-{number}", {} if spec["script"].startswith("/") else {"workdir": str(tmp_path)}
+        await end.run_script(job_id, nproc=2, **(here | spec))
+        job = await end.job_until(job_id, lambda job: job.error)
+        assert words in job.error and "node n" in job.error
+        await end.stop_job(job_id)
+        await end.stopped(job_id)
 
 
 async def test_repeated_and_stale_directives(end, daemon, script):
@@ -262,15 +251,7 @@ async def test_a_newer_generation_takes_over(end, daemon, script, alive):
     assert job.ranks[0].pid != old and not alive(old)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"job_key": b"short"}, "job key"),
-        ({"host_index": 7}, "host index"),
-        ({"hosts": [node_pb2.HostPlan(node_id="n", ranks=[1])]}, "without gaps"),
-    ],
-)
-async def test_directives_that_make_no_sense(end, daemon, change, words):
+async def test_directives_that_make_no_sense(end, daemon):
     good = {
         "job_id": "job",
         "generation": 1,
@@ -278,8 +259,16 @@ async def test_directives_that_make_no_sense(end, daemon, change, words):
         "hosts": [node_pb2.HostPlan(node_id="n", ranks=[0])],
         "job_key": bytes(32),
     }
-    await end.send(run=node_pb2.RunJob(**(good | change)))
-    assert words in (await end.stopped("job")).error
+    for number, (change, words) in enumerate(
+        (
+            ({"job_key": b"short"}, "job key"),
+            ({"host_index": 7}, "host index"),
+            ({"hosts": [node_pb2.HostPlan(node_id="n", ranks=[1])]}, "without gaps"),
+        )
+    ):
+        job_id = f"job-{number}"
+        await end.send(run=node_pb2.RunJob(**(good | {"job_id": job_id} | change)))
+        assert words in (await end.stopped(job_id)).error
     await end.send(run=node_pb2.RunJob(**(good | {"job_id": "../../etc"})))
     await end.stop_job("../..")
     beats = end.heartbeats

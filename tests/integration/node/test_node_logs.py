@@ -31,6 +31,13 @@ async def test_reading_an_ended_rank(end, daemon, script):
     assert data == expected[100:], "a reader that goes on where it was"
     data, _ = await all_of(end, 3, follow=True)
     assert data == expected
+    data, last = await all_of(end, 6, max_bytes=10_000, follow=True)
+    assert data == expected[:10_000] and last.more and not last.eof, "as much as there is room for"
+    data, last = await all_of(end, 7, offset=10_000, max_bytes=len(expected) - 9_999)
+    assert data == expected[10_000:] and last.eof
+    for request, (job_id, rank) in enumerate([("other", 0), ("job", 7), ("../job", 0)], 8):
+        data, last = await all_of(end, request, job_id, rank)
+        assert data == b"" and last.eof and "has no log of rank" in last.error
     await end.stop_job("job")
     await end.stopped("job")
     assert (await all_of(end, 4))[0] == expected, "logs outlive the job"
@@ -54,24 +61,6 @@ async def test_following_from_before_the_start(end, daemon, script, tmp_path):
     await end.until(lambda: {1, 2} <= end.log_ends.keys())
     assert end.logs[1] == end.logs[2] == b"first\nlast\n"
     assert end.logs[3] == b"first\n" and 3 not in end.log_ends
-
-
-async def test_what_has_no_log(end, daemon, script):
-    await end.run_script("job", script(""))
-    await end.exited("job")
-    for request, (job_id, rank) in enumerate([("other", 0), ("job", 7), ("../job", 0)]):
-        data, last = await all_of(end, request, job_id, rank)
-        assert data == b"" and last.eof and "has no log of rank" in last.error
-
-
-async def test_a_reader_gets_as_much_as_it_has_room_for(end, daemon, script):
-    await end.run_script("job", script(LINES.format(5000)))
-    job = await end.exited("job")
-    expected = Path(job.ranks[0].log_path).read_bytes()
-    data, last = await all_of(end, 1, max_bytes=10_000, follow=True)
-    assert data == expected[:10_000] and last.more and not last.eof
-    data, last = await all_of(end, 2, offset=10_000, max_bytes=len(expected) - 9_999)
-    assert data == expected[10_000:] and last.eof
 
 
 async def test_rotation(end, start_daemon, script):
@@ -109,14 +98,3 @@ async def test_a_flood_of_output_harms_nobody(end, daemon, script):
     job = await end.exited("job")
     assert job.ranks[0].error_tail.endswith("KeyError: 'end'") and len(job.ranks[0].error_tail) < 8400
     assert Path(job.ranks[0].log_path).stat().st_size > 18_000_000
-
-
-async def test_logs_after_a_restart_of_the_daemon(end, start_daemon, script):
-    daemon = await start_daemon()
-    await end.run_script("job", script("print('before')"))
-    await end.exited("job")
-    await end.stop_job("job")
-    await end.stopped("job")
-    await daemon.wait(0) if daemon.process.poll() is not None else daemon.stop()
-    await start_daemon()
-    assert (await all_of(end, 1))[0] == b"before\n"

@@ -1,14 +1,10 @@
 """Finding and ending processes of earlier lives; the watch over idleness."""
 
-import asyncio
 import os
-import signal
 import subprocess
 
 import pytest
 
-from bagua.daemon.node.host import daemon
-from bagua.daemon.node.host.daemon import IdleWatch
 from bagua.daemon.node.jobs.journal import JobEntry, end_leftovers
 from bagua.daemon.node.processes.proc import members, read_status, start_time
 from bagua.proto import common_pb2, node_pb2
@@ -57,31 +53,3 @@ def test_what_proc_says(stranger):
     assert members({stranger.pid: status.start_time + 1}, []) == [], "the number belongs to somebody else now"
     assert os.getpid() not in [found.pid for found in members({os.getsid(0): start_time(os.getsid(0))}, [])]
     assert read_status(2**22 + 1) is None and start_time(2**22 + 1) == 0
-
-
-def test_a_session_whose_leader_is_gone():
-    """Its number may be another's by now: only what runs below this process counts."""
-    script = "sleep 60 & echo $!; exec >&-; read wait"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(["sh", "-c", script], start_new_session=True, **pipes) as leader:
-        sleeper = int(leader.stdout.readline())
-        leaders = {leader.pid: start_time(leader.pid)}
-        assert {found.pid for found in members(leaders, [])} == {leader.pid, sleeper}
-    assert members(leaders, []) == [], "an orphan of somebody else's"
-    os.kill(sleeper, signal.SIGKILL)
-
-
-async def test_idleness(monkeypatch):
-    monkeypatch.setattr(daemon, "FIRST_JOB_S", 0.0)
-    fired = asyncio.Event()
-    IdleWatch(None, fired.set).update(True)
-    watch = IdleWatch(0.01, fired.set)
-    watch.update(True)
-    watch.update(True)
-    await asyncio.sleep(0.03)
-    assert not fired.is_set()
-    watch.update(False)
-    await asyncio.wait_for(fired.wait(), 1)
-    never = asyncio.Event()
-    IdleWatch(0.01, never.set)
-    await asyncio.wait_for(never.wait(), 1)

@@ -9,8 +9,6 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf import descriptor_pb2  # noqa: F401  (reflection answers with it)
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import bagua
 from bagua.csrc.wire_version import WIRE_VERSION
@@ -70,13 +68,6 @@ async def test_join(end, daemon, rank_stub, script):
     assert code is grpc.StatusCode.FAILED_PRECONDITION and "test" in words
 
 
-async def test_join_of_a_job_that_failed_here(end, daemon, rank_stub):
-    await end.run_script("job", "/nowhere/x.py")
-    await end.stopped("job")
-    code, words = await refusal(rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=0), timeout=10))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION and "/nowhere does not exist" in words
-
-
 async def test_a_process_of_another_release_does_not_join(end, daemon, rank_stub, script):
     """It is told both; the job goes on."""
     await end.run_script("job", script(SLEEP))
@@ -123,19 +114,6 @@ async def test_garbage_and_oversized_messages(end, daemon, rank_stub, script):
     await end.run_script("job", script(SLEEP))
     (pid,) = await started(end)
     await rank_stub.Join(asked(0, pid), timeout=10)
-
-
-async def test_health_and_reflection(daemon):
-    async with grpc.aio.insecure_channel(f"unix:{daemon.ready['socket']}") as channel:
-        health = await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service="bagua.v1.RankService"), timeout=5
-        )
-        assert health.status == health_pb2.HealthCheckResponse.SERVING
-        question = reflection_pb2.ServerReflectionRequest(list_services="")
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question]), timeout=5)
-        async for answer in call:
-            names = {service.name for service in answer.list_services_response.service}
-            assert "bagua.v1.RankService" in names
 
 
 async def test_a_long_state_path_gets_its_sockets_elsewhere(end, short_folder, state, monkeypatch, start_daemon):

@@ -76,7 +76,6 @@ class Life:
             self.sessions.close_silent(self.clock.now(), LEASE_S)
 
     def accept(self, stream):
-        """A daemon calls."""
         task = asyncio.get_running_loop().create_task(self._serve(stream))
         self.streams[task] = stream
         stream.handler = task
@@ -95,7 +94,6 @@ class Life:
             asyncio.get_running_loop().call_exception_handler(context)
 
     async def stop(self):
-        """In good order, as at SIGTERM."""
         self.servicer.stopping = True
         self.sessions.close_all(STOPPING)
         self.watchers.close()

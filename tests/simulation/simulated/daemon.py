@@ -14,7 +14,6 @@ HEARTBEAT_S = 4.0
 KEEPALIVE_S = 6.0  # so long without a sign from the other side, and a daemon gives its stream up
 WELCOME_S = 10.0
 PATIENCE_S = (0.0, 0.0, 10.0, 40.0)  # that nodes may have with a job
-NUMBERED = True  # streams tell which of them is the youngest
 
 WAITING, RUNNING, EXITED = (common_pb2.RANK_STATE_WAITING, common_pb2.RANK_STATE_RUNNING, common_pb2.RANK_STATE_EXITED)
 STOPPED = node_pb2.LOCAL_PHASE_STOPPED
@@ -85,7 +84,6 @@ class SimulatedDaemon:
             self.stream.tear()
 
     def restart(self):
-        """A new life."""
         if self._task is None:
             self._start()
 
@@ -94,7 +92,6 @@ class SimulatedDaemon:
         return self._task is not None
 
     def tear(self):
-        """The stream breaks."""
         if self.stream is not None:
             self.stream.tear()
 
@@ -223,7 +220,6 @@ class SimulatedDaemon:
         return sum(rank.member in {*mine, *lobby} for rank in part.fact.ranks)
 
     def newcomers_fail(self, part):
-        """They have another model."""
         for rank in part.fact.ranks:
             if rank.state != EXITED:
                 self._end(rank, 1)
@@ -304,7 +300,7 @@ class SimulatedDaemon:
         self.lease.hello(self._loop.time())
         self._streams += 1
         hello = node_pb2.Hello(
-            stream=self._streams if NUMBERED else 0,
+            stream=self._streams,
             node_id=self.node_id,
             hostname=self.node_id,
             address="127.0.0.1",
@@ -336,7 +332,6 @@ class SimulatedDaemon:
             beat.cancel()
 
     async def _next(self, stream):
-        """Raises EOFError at the end of the stream."""
         found = await stream.down.take()
         if self._loop.time() < self.frozen_until:
             await self._thawed()
@@ -458,7 +453,6 @@ class SimulatedDaemon:
         self._loop.call_soon(self._report)
 
     def _report(self):
-        """Sends what has changed, when there is a way."""
         if not self.connected or self.stream is None:
             return
         if self._loop.time() < self.frozen_until:

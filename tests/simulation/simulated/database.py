@@ -55,7 +55,6 @@ class VirtualWorker:
         return await self.write_with(lambda store: store.apply(work))
 
     async def read(self, work):
-        """The same, without a lock."""
         return await self.write_with(lambda store: store.look(work))
 
     async def write_with(self, function):

@@ -215,7 +215,6 @@ def _coordinator(world, rng, dead):
 
 
 def _rank_killed(world, rng, dead):
-    """Of an elastic job."""
     if world.submitted:
         job_id, daemon = rng.choice(world.submitted), rng.choice(world.daemons)
         part = daemon.parts.get(job_id)

@@ -25,17 +25,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_task_factory(self._make_task)
 
     def time(self):
-        """Seconds of the simulation."""
         return self._seconds
 
     def call_soon(self, callback, *args, context=None):
-        """As BaseEventLoop, without checks for threads."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     def call_at(self, when, callback, *args, context=None):
-        """As BaseEventLoop, without checks for threads."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heappush(self._scheduled, timer)
         timer._scheduled = True

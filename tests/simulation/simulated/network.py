@@ -26,7 +26,6 @@ class Pipe:
         self._came.set()
 
     async def take(self):
-        """The next item, or None at the end."""
         while not self.cut:
             if self._items:
                 at = max(self._items[0][0], self._stream.held_until)
@@ -80,11 +79,9 @@ class Stream:
         return fact
 
     def say(self, fact):
-        """Writes a message of the daemon."""
         self.up.send(fact.SerializeToString())
 
     async def write(self, directive):
-        """Writes a message of the coordinator."""
         if self.up.ended and not self.silent:
             raise ConnectionError("the stream is broken")
         self.down.send(directive)

@@ -41,7 +41,6 @@ class MemoryStore:
 
     @contextmanager
     def read(self):
-        """As of one moment."""
         yield MemoryTransaction(self)
 
     def look(self, work):

@@ -30,7 +30,6 @@ class Training:
             self._loop.call_later(seconds, run)
 
     def _in(self, job_id, entered):
-        """Engines that are in that generation."""
         for daemon in self._daemons:
             part = daemon.parts.get(job_id)
             if daemon.alive and part is not None and part.fact.entered == entered and part.present:

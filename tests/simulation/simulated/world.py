@@ -40,7 +40,6 @@ class Elastic:
 
 @functools.cache
 def spec_of(nnodes, nproc, elastic):
-    """A job that somebody submits."""
     spec = common_pb2.JobSpec(
         name="sim",
         entry="sim.py",
@@ -142,24 +141,20 @@ class World:
                 self._loop.call_later(seconds, daemon.suspend, job_id, entered, words, lost)
 
     def part_died(self, job_id, node_id, part):
-        """The others notice."""
         if part.fact.entered:
             self.suspend_others(job_id, node_id, part.fact.entered, lost=node_id)
 
     def ask(self, wish):
-        """Somebody wants a job otherwise."""
         life = self.life
         if life is not None and life.listens and self.acknowledged:
             self._call(life.intake.request(self.rng.choice(self.acknowledged), wish))
 
     def drain(self, node_id, draining):
-        """Somebody wants a node empty, or not any more."""
         life = self.life
         if life is not None and life.listens and node_id in life.board.views:
             self._call(life.intake.drain(node_id, draining))
 
     def cancel(self, job_id):
-        """Somebody cancels a job."""
         life = self.life
         if life is None or not life.listens:
             return
@@ -232,7 +227,6 @@ class World:
     # ---- promises that hold at every moment
 
     def _committed(self):
-        """A transaction was committed."""
         left = [job_id for job_id in self.submitted if job_id not in self._seen_ended]
         for job_id, stored in self._stored(left).items():
             if stored.job.spec.elastic:
@@ -417,7 +411,6 @@ class World:
         return found
 
     def all_over(self):
-        """Leftovers after every job was cancelled."""
         found = self.at_rest()
         found += [
             f"{job_id} is {stored.job.state.name}"
