@@ -3,14 +3,14 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import time
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from bagua.base.errors import ConflictError, ForbiddenError, InvalidRequestError, NotFoundError, UnauthenticatedError
+from bagua.cli.app import app
 from bagua.client import Client, pack
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2
@@ -320,24 +320,22 @@ def test_secrets_can_not_be_given_twice(admin):
 
 
 def cli(service, token, *arguments):
-    command = [sys.executable, "-P", "-m", "bagua.cli.main", *arguments]
-    command += ["--coordinator", service.address, "--token-file", str(token)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    """(exit code, what it says)"""
+    done = CliRunner().invoke(app, [*arguments, "--coordinator", service.address, "--token-file", str(token)])
+    return done.exit_code, f"{done.output} {done.exception}"
 
 
 def test_the_command_line_makes_lists_and_revokes(service, tmp_path):
-    own = tmp_path / "zoe.token"
-    made = cli(service, service.token_file, "token", "create", "zoe", "--role", "submit", "--namespace", "green",
-               "--unix-user", "zoe-u", "--expires", "30d", "--out", str(own))  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    assert own.stat().st_mode & 0o777 == 0o600
-    lost = tmp_path / "missing" / "yan.token"
-    refused = cli(service, service.token_file, "token", "create", "yan", "--role", "read", "--out", str(lost))
-    assert refused.returncode == 1 and "No such file" in refused.stderr, refused.stderr
-    assert "yan" not in cli(service, service.token_file, "token", "list").stdout, "a token that nobody has"
-    assert "namespace green, Unix user zoe-u" in cli(service, own, "token", "whoami").stdout
-    assert "zoe-u" in cli(service, service.token_file, "token", "list").stdout
-    assert cli(service, own, "audit").returncode != 0
-    assert "is revoked" in cli(service, service.token_file, "token", "revoke", "zoe").stdout
-    assert "/CreateToken" in cli(service, service.token_file, "audit", "--output", "json").stdout
-    assert cli(service, own, "token", "whoami").returncode != 0
+    own, lost, admin = tmp_path / "zoe.token", tmp_path / "missing" / "yan.token", service.token_file
+    new = ("token", "create", "zoe", "--role", "submit", "--namespace", "green", "--unix-user", "zoe-u")
+    code, said = cli(service, admin, *new, "--expires", "30d", "--out", str(own))
+    assert code == 0 and own.stat().st_mode & 0o777 == 0o600, said
+    code, said = cli(service, admin, "token", "create", "yan", "--role", "read", "--out", str(lost))
+    assert code == 1 and "No such file" in said
+    assert "namespace green, Unix user zoe-u" in cli(service, own, "token", "whoami")[1]
+    listed = cli(service, admin, "token", "list")[1]
+    assert "zoe-u" in listed and "yan" not in listed, "a token that nobody has"
+    assert cli(service, own, "audit")[0] != 0
+    assert "is revoked" in cli(service, admin, "token", "revoke", "zoe")[1]
+    assert "/CreateToken" in cli(service, admin, "audit", "--output", "json")[1]
+    assert cli(service, own, "token", "whoami")[0] != 0
