@@ -16,7 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-README = {"python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes"}
+README = {
+    "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
+    "bagua run --nproc-per-node 2 train.py": "tests/e2e/clusters/test_hosts.py::test_two_hosts_are_one_job",
+}
 """Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
 PLAYED = ("operations", "security", "service", "observability", "metrics", "dashboard")
 """Pages for operators whose blocks are run."""
