@@ -20,20 +20,19 @@ import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 Found = dict[str, Any]
 """Tensors, numbers, truth values and words by name, or lists of them."""
 
 
-def batch_of(rank: int, step: int, *shape: int) -> Tensor:
+def batch_of(rank, step, *shape):
     """See ``Way.batch``."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(*(shape or (8, 4)), generator=generator)
@@ -46,30 +45,30 @@ class Way(ABC):
     exact = True
     """Whether gradients are the averages of all ranks', and not something near them."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank, size):
         self.rank = rank
         self.size = size
 
     @abstractmethod
-    def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
+    def wrap(self, net, *optimizers, **options):
         """The model to call instead of ``net``. ``options``: of torch's DistributedDataParallel; a way that has
         no such option takes no notice."""
 
     @abstractmethod
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+    def no_sync(self, model):
         """The block in which backward passes of ``model`` stay on this rank."""
 
-    def batch(self, step: int, *shape: int) -> Tensor:
+    def batch(self, step, *shape):
         """Normal, other numbers for each rank and step; [8, 4] if not told."""
         return batch_of(self.rank, step, *shape)
 
-    def mean(self, tensor: Tensor) -> Tensor:
+    def mean(self, tensor):
         """The average of all ranks' tensors, by an all-reduce of the program's own."""
         total = tensor.detach().clone()
         dist.all_reduce(total)
         return total / self.size
 
-    def close(self) -> None:  # noqa: B027 - some have nothing to end
+    def close(self):  # noqa: B027 - some have nothing to end
         """Ends what ``wrap`` began."""
 
 
@@ -89,16 +88,10 @@ class Habit:
     oracle: bool
 
 
-HABITS: dict[str, Habit] = {}
+HABITS = {}
 
 
-def habit(
-    kind: int,
-    tolerance: float = 0.0,
-    only: tuple[str, ...] = (),
-    without: tuple[str, ...] = (),
-    oracle: bool = True,
-) -> Callable[[Program], Program]:
+def habit(kind, tolerance=0.0, only=(), without=(), oracle=True):
     """Adds a program to the suite.
 
     Args:
@@ -111,7 +104,7 @@ def habit(
             must be true.
     """
 
-    def add(program: Program) -> Program:
+    def add(program):
         name = program.__name__
         if name in HABITS:
             raise ValueError(f"There is another habit {name!r}.")
@@ -121,39 +114,39 @@ def habit(
     return add
 
 
-def load_habits() -> dict[str, Habit]:
+def load_habits():
     """All habits by name, in the order of files and lines."""
     for path in sorted(Path(__file__).parent.joinpath("programs").glob("*.py")):
         importlib.import_module(f"habits.programs.{path.stem}")
     return HABITS
 
 
-def mlp(lr: float = 0.1, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+def mlp(lr=0.1, **options):
     """[*, 4] -> [*, 2], and SGD. Other weights on each rank would be overwritten, so they are the same."""
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     return net, torch.optim.SGD(net.parameters(), lr=lr, **options)
 
 
-def step(by: Way, model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+def step(by, model, optimizer, number):
     """An ordinary training step."""
     optimizer.zero_grad()
     model(by.batch(number)).square().mean().backward()
     optimizer.step()
 
 
-def train(by: Way, model: Any, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+def train(by, model, optimizer, steps=3):
     """Ordinary training steps: what a program does after the habit, and what must go on."""
     for number in range(steps):
         step(by, model, optimizer, 50 + number)
 
 
-def weights(net: nn.Module) -> list[Tensor]:
+def weights(net):
     """Copies of all parameters and buffers."""
     return [one.detach().clone() for one in [*net.parameters(), *net.buffers()]]
 
 
-def gradients(net: nn.Module) -> list[Tensor | None]:
+def gradients(net):
     """Copies of all gradients."""
     return [None if one.grad is None else one.grad.detach().clone() for one in net.parameters()]
 
@@ -161,19 +154,12 @@ def gradients(net: nn.Module) -> list[Tensor | None]:
 class Plain:
     """The same training in one process, where torch's is no oracle: a loss is the mean of all ranks'."""
 
-    def __init__(self, by: Way, net: nn.Module, lr: float = 0.1) -> None:
+    def __init__(self, by, net, lr=0.1):
         self.net = copy.deepcopy(net)
         self.ranks = range(by.size)
         self._optimizer = torch.optim.SGD(self.net.parameters(), lr=lr)
 
-    def step(
-        self,
-        loss: Callable[[Any, Tensor], Tensor],
-        number: int,
-        between: Callable[[Any], None] = lambda net: None,
-        *shape: int,
-        to_none: bool = True,
-    ) -> None:
+    def step(self, loss, number, between=lambda net: None, *shape, to_none=True):
         """``loss(net, batch)`` of each rank's batch of this number; ``between(net)`` before the optimizer's step."""
         self._optimizer.zero_grad(set_to_none=to_none)
         batches = [batch_of(rank, number, *shape) for rank in self.ranks]
@@ -181,7 +167,7 @@ class Plain:
         between(self.net)
         self._optimizer.step()
 
-    def agrees(self, net: nn.Module) -> bool:
+    def agrees(self, net):
         """Whether the replica has these weights, but for rounding."""
         pairs = zip(self.net.parameters(), net.parameters(), strict=True)
         return all(torch.allclose(one, other, 1e-4, 1e-6) for one, other in pairs)

@@ -3,10 +3,8 @@
 Whoever mends one is told so by pytest ("[XPASS(strict)]"), and removes its line here, or names of ways.
 ``pytest tests/habits --runxfail`` shows what each finds."""
 
-from __future__ import annotations
-
-FAILING: dict[str, dict[str, str]] = {
+FAILING = {
     "complex weights are refused": {
-        "has_complex_weights": "with_bagua our_ddp elastic bytegrad local_sgd two_hosts decentralized async",
-    },
+        "has_complex_weights": "with_bagua our_ddp elastic bytegrad local_sgd two_hosts decentralized async"
+    }
 }

@@ -1,19 +1,17 @@
 """Runs a program on a rank of a pool."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
 
-from habits.case import Found, load_habits
+from habits.case import load_habits
 from habits.ways import WAYS
 
 import bagua.torch_api as bagua
 
 
-def run_habit(name: str, way: str) -> Found:
+def run_habit(name, way):
     """The program's findings."""
     by = WAYS[way](bagua.get_rank(), bagua.get_world_size())
     found = load_habits()[name].program(by)

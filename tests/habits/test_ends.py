@@ -3,14 +3,12 @@ Gloo, and rank 0, which waits for it, is told at once: which rank ended, and how
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,28 +25,24 @@ LAST = 2
 """The step in which rank 1 ends."""
 
 
-def parse(_: Any) -> None:
-    argparse.ArgumentParser().parse_args(["--no-such-option"])
-
-
-def fail_with_notes(_: Any) -> None:
+def fail_with_notes(_):
     error = ValueError("the last batch is empty")
     error.add_note("file 7 of 9")
     raise error
 
 
-def fail_in_a_group(_: Any) -> None:
+def fail_in_a_group(_):
     raise ExceptionGroup("two loaders failed", [ValueError("the first one"), OSError("the second one")])
 
 
-def fail_by_interrupt(_: Any) -> None:
+def fail_by_interrupt(_):
     raise KeyboardInterrupt
 
 
-def fail_in_a_hook(net: Any) -> None:
+def fail_in_a_hook(net):
     """In the middle of a backward pass."""
 
-    def hook(_: torch.Tensor) -> None:
+    def hook(_):
         raise ValueError("a hook's bug")
 
     net[2].weight.register_hook(hook)
@@ -65,33 +59,31 @@ class End:
 ENDS = {
     "exits with 3": End(lambda _: sys.exit(3), ("exit(3)",)),
     "exits with words": End(lambda _: sys.exit("no data left"), ("no data left",)),
-    "can't parse its arguments": End(parse, ("exit(2)",)),
     "raises": End(fail_with_notes, ("ValueError", "the last batch is empty", "file 7 of 9")),
     "raises a group": End(fail_in_a_group, ("two loaders failed", "the first one", "the second one")),
     "raises in backward": End(fail_in_a_hook, ("ValueError", "a hook's bug")),
     "is interrupted": End(fail_by_interrupt, ("KeyboardInterrupt",)),
     "ends at once": End(lambda _: os._exit(5)),
     "is killed": End(lambda _: os.kill(os.getpid(), signal.SIGKILL)),
-    "aborts": End(lambda _: os.abort()),
     "becomes another program": End(lambda _: os.execv("/bin/true", ["true"])),
 }
 BACKEND = ("exits with 3", "raises", "is killed")
 """Ends that are tried under torch's DistributedDataParallel on backend "bagua", too."""
 
 
-def wrapped(way: str, folder: str) -> Any:
+def wrapped(way, folder):
     """The model to train on this rank, and its optimizer."""
     net, optimizer = mlp()
     if way == "with_bagua":
         bagua.init_process_group()
-        return net, net.with_bagua([optimizer]), optimizer  # type: ignore[operator]
+        return net, net.with_bagua([optimizer]), optimizer
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = "gloo" if way == "gloo" else "bagua"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     return net, DistributedDataParallel(net), optimizer
 
 
-def rank_trains(way: str, end: str, folder: str) -> str:
+def rank_trains(way, end, folder):
     """On rank 0: the error that ended training."""
     net, model, optimizer = wrapped(way, folder)
     rank = int(os.environ["RANK"])
@@ -110,7 +102,7 @@ def rank_trains(way: str, end: str, folder: str) -> str:
     return ""
 
 
-def found(folder: Path, way: str, end: str) -> tuple[str, int]:
+def found(folder, way, end):
     """Rank 0's error, and rank 1's exit code."""
     (folder / way).mkdir()
     with make_ranks(folder / way) as ranks:
@@ -122,11 +114,11 @@ def found(folder: Path, way: str, end: str) -> tuple[str, int]:
 
 
 @pytest.fixture(scope="module")
-def codes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
+def codes(tmp_path_factory):
     """Exit codes of rank 1 under torch's on Gloo; rank 0 has an error there, too."""
 
     @functools.cache
-    def code(end: str) -> int:
+    def code(end):
         told, found_code = found(tmp_path_factory.mktemp("gloo"), "gloo", end)
         assert told
         return found_code
@@ -134,14 +126,14 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
     return code
 
 
-def cases() -> list[Any]:
+def cases():
     """(end, way)"""
     rare = [pytest.param(end, "backend", marks=pytest.mark.full) for end in BACKEND]
     return [*((end, "with_bagua") for end in ENDS), *rare]
 
 
 @pytest.mark.parametrize(("end", "way"), cases())
-def test_a_rank_ends(tmp_path: Path, codes: Callable[[str], int], end: str, way: str) -> None:
+def test_a_rank_ends(tmp_path, codes, end, way):
     told, code = found(tmp_path, way, end)
     assert code == codes(end)
     assert "rank 1" in told and "skip" not in told, told

@@ -1,21 +1,16 @@
 """Programs find under each of our ways what they find under torch's DistributedDataParallel on Gloo."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from habits.case import HABITS, Found, load_habits
+from habits.case import HABITS, load_habits
 from habits.failing import FAILING
 from habits.rank_side import run_habit
 from habits.ways import ELASTIC, EQUAL, HOSTS, NEAR, ORACLE, RARE, WAYS
-from rig.ranks.pool import Pools
 
 RANKS = [0, 1]
 
 
-def cases() -> list[Any]:
+def cases():
     """(habit, way), with a mark where it is known to fail."""
     found = []
     for habit in load_habits().values():
@@ -31,15 +26,13 @@ def cases() -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def oracles() -> dict[str, list[Found]]:
+def oracles():
     """Findings under torch's on every rank, by name of the program."""
     return {}
 
 
 @pytest.mark.parametrize(("name", "way"), cases())
-def test_a_program_finds_what_it_finds_under_torch(
-    pools: Pools, oracles: dict[str, list[Found]], name: str, way: str
-) -> None:
+def test_a_program_finds_what_it_finds_under_torch(pools, oracles, name, way):
     pool = pools(*HOSTS.get(way, [RANKS]), elastic=way in ELASTIC)
     if not HABITS[name].oracle:
         found = pool.run(run_habit, name=name, way=way)
@@ -59,7 +52,7 @@ def test_a_program_finds_what_it_finds_under_torch(
         pytest.fail(wrong, pytrace=False)
 
 
-def difference(mine: Any, theirs: Any, tolerance: float, where: str) -> str:
+def difference(mine, theirs, tolerance, where):
     """Where two values of a program are not the same, but for rounding where it is told so; empty if they are."""
     if isinstance(theirs, torch.Tensor):
         return tensor_difference(mine, theirs, tolerance, where)
@@ -71,12 +64,12 @@ def difference(mine: Any, theirs: Any, tolerance: float, where: str) -> str:
     return "" if mine == theirs else f"{where}: {mine!r}, and under torch's {theirs!r}"
 
 
-def places(many: Any) -> list[Any]:
+def places(many):
     """Keys or indices."""
     return list(many) if isinstance(many, dict) else list(range(len(many)))
 
 
-def tensor_difference(mine: Any, theirs: torch.Tensor, tolerance: float, where: str) -> str:
+def tensor_difference(mine, theirs, tolerance, where):
     """The same for a tensor."""
     if not isinstance(mine, torch.Tensor):
         return f"{where}: {mine!r}, and under torch's a tensor"
@@ -89,7 +82,7 @@ def tensor_difference(mine: Any, theirs: torch.Tensor, tolerance: float, where: 
     return f"{where}: off by {(mine - theirs).abs().max().item():.3g}, {mine.flatten()[:4].tolist()}"
 
 
-def near_difference(found: list[Found], theirs: list[Found], equal: bool) -> str:
+def near_difference(found, theirs, equal):
     """Where words or truth values are not the oracle's. ``equal``: or where numbers differ between ranks that are the
     same on all of them under torch's."""
     for key, value in theirs[0].items():
@@ -102,6 +95,6 @@ def near_difference(found: list[Found], theirs: list[Found], equal: bool) -> str
     return ""
 
 
-def alike(values: list[Any]) -> bool:
+def alike(values):
     """Whether all ranks have the same."""
     return not any(difference(other, values[0], 0.0, "") for other in values[1:])

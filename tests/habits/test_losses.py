@@ -1,18 +1,13 @@
 """A rank of an elastic job is killed in the middle of a backward pass, while the others do what programs do with
 gradients: the pass is repeated without it, and the results are those of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from habits.case import Plain, batch_of, mlp
 from rig.ranks.engine_hosts import make_ranks
-from torch import Tensor
 
 import bagua.torch_api as bagua
 
@@ -23,61 +18,61 @@ LOSS = 3
 class Of:
     """Stands in for a way with this number of ranks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
 
 
-def square(net: Any, x: Tensor) -> Any:
+def square(net, x):
     return net(x).square().mean()
 
 
-def two_passes(net: Any, x: Tensor) -> Any:
+def two_passes(net, x):
     """The loss of a step: half of the gradient of a pass without sync, and a pass that is exchanged."""
     return 0.5 * square(net, x) + square(net, 2 * x)
 
 
-def clip(net: Any) -> None:
+def clip(net):
     for one in net.parameters():
         one.grad.data = one.grad.data.clamp(-0.05, 0.05)
 
 
-def die(_: Tensor) -> None:
+def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def rank_trains(replace: str) -> list[bool]:
+def rank_trains(replace):
     """Whether gradients that were kept stay, and, at the end, whether weights are those of one process."""
     bagua.init_process_group()
     rank = bagua.get_rank()
     net, optimizer = mlp()
-    plain = Plain(Of(3), net)  # type: ignore[arg-type]
-    model = net.with_bagua([optimizer])  # type: ignore[operator]
-    kept: list[tuple[Tensor, Tensor]] = []
+    plain = Plain(Of(3), net)
+    model = net.with_bagua([optimizer])
+    kept = []
     for number in range(7):
         optimizer.zero_grad()
         x = batch_of(rank, number)
         with model.bagua_ddp.no_sync():
             square(model, x).backward()
-        kept += [(one.grad.detach(), one.grad.clone()) for one in net.parameters()]  # type: ignore[union-attr]
+        kept += [(one.grad.detach(), one.grad.clone()) for one in net.parameters()]
         for one in net.parameters():
             if replace == "grad":
-                one.grad = one.grad * 0.5  # type: ignore[operator]
+                one.grad = one.grad * 0.5
             else:
-                one.grad.data = one.grad.data * 0.5  # type: ignore[union-attr]
+                one.grad.data = one.grad.data * 0.5
         if number == LOSS:
             plain.ranks = range(2)
             if rank == 2:
-                net[0].weight.register_hook(die)  # type: ignore[index, union-attr]
+                net[0].weight.register_hook(die)
         square(model, 2 * x).backward()
         clip(net)
-        kept += [(one.grad.detach(), one.grad.clone()) for one in net.parameters()]  # type: ignore[union-attr]
+        kept += [(one.grad.detach(), one.grad.clone()) for one in net.parameters()]
         optimizer.step()
         plain.step(two_passes, number, clip)
     return [all(torch.equal(*pair) for pair in kept), plain.agrees(net)]
 
 
 @pytest.mark.parametrize("replace", ["grad", "grad.data"])
-def test_a_rank_is_lost_while_gradients_are_kept_and_replaced(tmp_path: Path, replace: str) -> None:
+def test_a_rank_is_lost_while_gradients_are_kept_and_replaced(tmp_path, replace):
     with make_ranks(tmp_path) as ranks:
         started = ranks.start(rank_trains, 3, elastic=True, replace=replace)
         ranks.wait(60.0)

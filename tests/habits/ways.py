@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from habits.case import Way
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua.torch_api import data_parallel
@@ -21,11 +17,11 @@ class OverGloo(Way):
 
     backend: str = "gloo"
 
-    def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
+    def wrap(self, net, *optimizers, **options):
         return DistributedDataParallel(net, process_group=group(self.backend), **options)
 
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = model.no_sync()
+    def no_sync(self, model):
+        found = model.no_sync()
         return found
 
 
@@ -38,22 +34,22 @@ class OverBagua(OverGloo):
 class Ours(Way):
     """``net.with_bagua`` with an algorithm."""
 
-    def __init__(self, rank: int, size: int, algorithm: str = "gradient_allreduce", **arguments: Any) -> None:
+    def __init__(self, rank, size, algorithm="gradient_allreduce", **arguments):
         super().__init__(rank, size)
         self._algorithm = functools.partial(Algorithm.init, algorithm, **arguments)
         self.exact = algorithm == "gradient_allreduce"
-        self._inner: list[Any] = []
+        self._inner = []
 
-    def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
-        found: Any = net.with_bagua(list(optimizers), self._algorithm())  # type: ignore[operator]
+    def wrap(self, net, *optimizers, **options):
+        found = net.with_bagua(list(optimizers), self._algorithm())
         self._inner.append(found.bagua_ddp)
         return found
 
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = model.bagua_ddp.no_sync()
+    def no_sync(self, model):
+        found = model.bagua_ddp.no_sync()
         return found
 
-    def close(self) -> None:
+    def close(self):
         for inner in self._inner:
             inner.close()
 
@@ -61,26 +57,26 @@ class Ours(Way):
 class OurDDP(Ours):
     """Our DistributedDataParallel."""
 
-    def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
+    def wrap(self, net, *optimizers, **options):
         found = data_parallel.DistributedDataParallel(
             net, optimizers=optimizers, algorithm=self._algorithm(), **options
         )
         self._inner.append(found.inner)
         return found
 
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = model.no_sync()
+    def no_sync(self, model):
+        found = model.no_sync()
         return found
 
 
 @functools.cache
-def group(backend: str) -> Any:
+def group(backend):
     """All ranks, over this backend."""
     return dist.new_group(backend=backend)
 
 
 ORACLE = "gloo"
-WAYS: dict[str, Any] = {
+WAYS = {
     ORACLE: OverGloo,
     "backend": OverBagua,
     "with_bagua": Ours,

@@ -136,57 +136,5 @@ TEST(hkdf_known_values) {
             "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8");
 }
 
-TEST(constant_time_comparison) {
-  std::vector<uint8_t> a = random_bytes(32, 4);
-  std::vector<uint8_t> b = a;
-  EXPECT(equal_constant_time(a.data(), b.data(), 32));
-  for (size_t i = 0; i < 32; ++i) {
-    b[i] ^= 0x80;
-    EXPECT(!equal_constant_time(a.data(), b.data(), 32));
-    b[i] ^= 0x80;
-  }
-}
-
-TEST(random_bytes_differ) {
-  std::vector<uint8_t> a(256);
-  std::vector<uint8_t> b(256);
-  CHECK_OK(fill_random(a.data(), a.size()));
-  CHECK_OK(fill_random(b.data(), b.size()));
-  EXPECT(a != b);
-}
-
-TEST(event_fd) {
-  EventFd event;
-  CHECK_OK(event.open());
-  pollfd item{event.fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&item, 1, 0), 0);
-  event.signal();
-  event.signal();
-  EXPECT_EQ(::poll(&item, 1, 0), 1);
-  event.drain();
-  EXPECT_EQ(::poll(&item, 1, 0), 0);
-}
-
-TEST(fd_owns_and_moves) {
-  Fd first(::open("/dev/null", O_RDONLY));
-  CHECK(first.valid());
-  const int number = first.get();
-  Fd second(std::move(first));
-  EXPECT(!first.valid());
-  EXPECT_EQ(second.get(), number);
-  CHECK_OK(set_nonblocking(number));
-  second = Fd();
-  EXPECT(!set_nonblocking(number));
-}
-
-TEST(durations_and_timeouts) {
-  EXPECT_EQ(duration_text(300 * kNsPerMs), "0.3 s");
-  EXPECT_EQ(duration_text(30 * kNsPerS), "30 s");
-  EXPECT_EQ(duration_text(125 * kNsPerS), "2 min 5 s");
-  EXPECT_EQ(timeout_ms(-1), -1);
-  EXPECT_EQ(timeout_ms(0), 0);
-  EXPECT(timeout_ms(now_ns() + 1) <= 1);
-}
-
 }  // namespace
 }  // namespace bagua

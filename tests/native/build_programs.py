@@ -3,12 +3,9 @@
 What is built is kept, so a second run takes a second.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +20,7 @@ import test_nccl_net_native  # noqa: E402
 import test_real_nccl  # noqa: E402
 
 
-def programs(full: bool) -> dict[str, Callable[[], Path]]:
+def programs(full):
     """Those that take long, the longest first. Tests with ``--full`` alone build some more by themselves."""
     core = {
         f"core, {name}": lambda name=name, suites=suites: test_native.build(
@@ -42,10 +39,10 @@ def programs(full: bool) -> dict[str, Callable[[], Path]]:
     }
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Builds all of them, and says how long each took."""
 
-    def build(name: str, make: Callable[[], Path]) -> None:
+    def build(name, make):
         started = time.monotonic()
         make()
         print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)

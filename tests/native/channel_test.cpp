@@ -195,14 +195,6 @@ TEST(requests_are_answered) {
   CHECK(!client->alloc(1, &allocation));
 }
 
-TEST(death_without_goodbye_is_noticed) {
-  Rig rig;
-  {
-    auto client = rig.join();
-  }
-  CHECK(eventually([&] { return rig.engine.lost_count == 1; }));
-}
-
 TEST(a_killed_rank_is_lost_once) {
   Rig rig;
   const pid_t child = fork();
@@ -262,27 +254,6 @@ TEST(connections_wait_for_descriptors) {
   CHECK(eventually([&] { return rig.engine.bad_count == 1; }));  // so it was accepted, and read
   ChannelClient::Allocation allocation;
   CHECK_OK(client->alloc(100, &allocation));
-}
-
-TEST(descriptors_that_can_not_be_taken_are_told) {
-  Rig rig;
-  int ends[2];
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-  const Fd ours(ends[0]), theirs(ends[1]);
-  char byte = 0;
-  size_t bytes = 0;
-  const int two[] = {0, 1};
-  CHECK_OK(send_packet(ours.get(), &byte, 1, two, 2));
-  {
-    const test::NoDescriptors none;
-    std::vector<Fd> passed;
-    CHECK(test::has(receive_packet(theirs.get(), &byte, 1, &bytes, &passed), "all are in use (raise the limit"));
-  }
-  const int four[] = {0, 1, 2, 0};
-  std::vector<Fd> passed;
-  CHECK_OK(send_packet(ours.get(), &byte, 1, four, 4));
-  CHECK_OK(receive_packet(theirs.get(), &byte, 1, &bytes, &passed));
-  CHECK_EQ(passed.size(), size_t{4});
 }
 
 TEST(slots_are_used_in_any_order) {
@@ -368,17 +339,6 @@ TEST(memory_that_can_be_cut_is_not_taken) {
   CHECK_EQ(ftruncate(file.get(), 4096), 0);
   std::shared_ptr<Mapping> memory;
   CHECK_EQ(Mapping::adopt(file.get(), &memory).code(), Code::kInvalid);
-}
-
-TEST(a_wait_can_be_interrupted) {
-  Rig rig;
-  auto client = rig.join();
-  uint64_t ticket;
-  CHECK_OK(client->submit(Descriptor{}, &ticket));
-  ChannelClient::Times times;
-  CHECK(client->wait(ticket, -1, [] { return true; }, &times).code() == Code::kAborted);
-  rig.engine.channel()->slots[ticket % kSlots].state.store(kDone);
-  CHECK_OK(client->wait(ticket, -1, nullptr, &times));
 }
 
 TEST(the_first_error_fails_submissions) {

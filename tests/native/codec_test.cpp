@@ -216,16 +216,6 @@ TEST(lengths) {
   for (const Encoding& encoding : kEncodings) EXPECT_EQ(encoded_bytes(encoding, 0), 0u);
 }
 
-TEST(which_encodings_are_known) {
-  for (uint8_t codec = 0; codec < kCodecs; ++codec) {
-    const bool top_k = codec == static_cast<uint8_t>(Codec::kTopK);
-    EXPECT_EQ(encoding_known(codec, 0), !top_k);
-    EXPECT_EQ(encoding_known(codec, 5), top_k);
-  }
-  EXPECT(!encoding_known(kCodecs, 0));
-  EXPECT(!encoding_known(255, 1));
-}
-
 // Messages that no encoder wrote: nothing outside the buffers is read or written.
 TEST(messages_of_random_bytes) {
   std::mt19937 random(4);

@@ -201,23 +201,6 @@ TEST(mean_divides_once) {
   }
 }
 
-TEST(exact_elements_are_exact) {
-  for (const uint64_t exact : {1, 7, 3000}) {
-    Case c = make_case(kTopologies[3], {Codec::kSign1, 0}, 3000);
-    c.request.exact = exact;
-    c.request.op = ReduceOp::kAvg;
-    c.input = [](size_t member, size_t i) { return static_cast<float>(member + i % 10); };
-    Simulation simulation(c, 5);
-    simulation.allow(8192);
-    CHECK(simulation.run());
-    for (size_t rank = 0; rank < 5; ++rank) {
-      for (size_t i = 3000 - exact; i < 3000; ++i) {
-        CHECK_EQ(simulation.target(rank)[i], 2.0f + static_cast<float>(i % 10));
-      }
-    }
-  }
-}
-
 // Negative zeros, infinities, nan and denormals: the same bits at all hosts, whatever they become.
 TEST(special_values_have_the_same_bits_everywhere) {
   const Vector special = {-0.0f, 0.0f, INFINITY, -INFINITY, NAN, 1e-42f, 3e38f, -1.0f};

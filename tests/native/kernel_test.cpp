@@ -263,35 +263,6 @@ TEST(alignments_and_destinations) {
   }
 }
 
-TEST(supported_pairs) {
-  EXPECT(op_supported(DType::kF32, ReduceOp::kAvg));
-  EXPECT(!op_supported(DType::kF32, ReduceOp::kBor));
-  EXPECT(!op_supported(DType::kBF16, ReduceOp::kBxor));
-  EXPECT(op_supported(DType::kBool, ReduceOp::kBor));
-  EXPECT(!op_supported(DType::kBool, ReduceOp::kSum));
-  EXPECT(op_supported(DType::kI8, ReduceOp::kProduct));
-  EXPECT(!op_supported(static_cast<DType>(99), ReduceOp::kSum));
-  EXPECT(!op_supported(DType::kF32, static_cast<ReduceOp>(5)));
-  EXPECT_EQ(std::string(dtype_name(static_cast<DType>(99))), "unknown");
-  EXPECT_EQ(std::string(op_name(ReduceOp::kAvg)), "AVG");
-}
-
-TEST(nan_propagates) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kProduct}) {
-    for (size_t where = 0; where < 3; ++where) {
-      std::vector<std::vector<float>> in(3, std::vector<float>(40, 1.0f));
-      in[where][5] = nan;
-      const void* sources[] = {in[0].data(), in[1].data(), in[2].data()};
-      std::vector<float> out(40);
-      void* destination = out.data();
-      reduce(DType::kF32, op, sources, 3, &destination, 1, 40, 1, false);
-      EXPECT(std::isnan(out[5]));
-      EXPECT(!std::isnan(out[4]));
-    }
-  }
-}
-
 // acc[i] = op(acc[i], in[i])
 template <class T>
 void accumulate(DType t, ReduceOp op, T* acc, const T* in, size_t count) {
@@ -316,17 +287,6 @@ TEST(the_grouping_does_not_change_the_bits) {
   std::vector<float> one_by_one = in[0];
   for (size_t k = 1; k < 7; ++k) accumulate(DType::kF32, ReduceOp::kSum, one_by_one.data(), in[k].data(), kCount);
   EXPECT(at_once == one_by_one);
-}
-
-TEST(sums_wrap_and_means_of_integers_go_towards_zero) {
-  std::vector<int32_t> whole = {-7, 7, -1, 1};
-  const void* const source = whole.data();
-  void* const target = whole.data();
-  reduce(DType::kI32, ReduceOp::kAvg, &source, 1, &target, 1, 4, 2, false);
-  EXPECT((whole == std::vector<int32_t>{-3, 3, 0, 0}));
-  std::vector<int64_t> wide = {std::numeric_limits<int64_t>::max(), 1};
-  accumulate(DType::kI64, ReduceOp::kSum, wide.data(), wide.data() + 1, 1);
-  EXPECT_EQ(wide[0], std::numeric_limits<int64_t>::min());
 }
 
 uint32_t bits_of(float value) {

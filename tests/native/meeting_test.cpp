@@ -53,36 +53,6 @@ Status visit(Meeting meeting, uint32_t number, uint64_t count, float value, bool
 
 }  // namespace
 
-TEST(which_operations_are_small) {
-  const auto takes = [](const Descriptor& descriptor) { return Meeting::takes(descriptor, kRanks); };
-  EXPECT(takes(all_reduce(1)));
-  EXPECT(takes(all_reduce(kMeetingBytes / 4)));
-  EXPECT(takes(all_reduce(kMeetingBytes / 4, ReduceOp::kAvg)));
-  EXPECT(!takes(all_reduce(kMeetingBytes / 4 + 1)));
-  EXPECT(!takes(all_reduce(0)));
-  EXPECT(!takes(all_reduce(UINT64_MAX)));
-  EXPECT(!takes(all_reduce(1, ReduceOp::kBor)));                  // not of floats
-  EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType::kBool)));    // not reduced
-  EXPECT(!takes(all_reduce(1, ReduceOp::kSum, DType{kDTypes})));  // unknown
-  EXPECT(!takes(all_reduce(1, ReduceOp{5})));
-  for (const auto change : {+[](Descriptor* d) { d->comm = kMeetingComms; }, +[](Descriptor* d) { d->codec = 1; },
-                            +[](Descriptor* d) { d->kind = static_cast<uint8_t>(Kind::kReduce); }}) {
-    Descriptor other = all_reduce(1);
-    change(&other);
-    EXPECT(!takes(other));
-  }
-  // Each of many would read a lot.
-  EXPECT(Meeting::takes(all_reduce(kMeetingBytes / 16), kMeetingRanks));
-  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 16 + 1), kMeetingRanks));
-  EXPECT(!Meeting::takes(all_reduce(kMeetingBytes / 4 + 1), 2));
-  EXPECT(!Meeting::takes(all_reduce(1), 0));  // they don't meet
-  Descriptor other = all_reduce(kSmallMeetingBytes / 4);
-  other.comm = kMeetingComms - 1;
-  EXPECT(takes(other));
-  ++other.count;
-  EXPECT(!takes(other));
-}
-
 // The same bits as one call of the kernel, for every rank.
 TEST(results_are_the_kernels) {
   constexpr size_t kCount = 999;

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,12 +43,12 @@ ADDR_NO_RANDOMIZE = 0x0040000
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
-def core_sources() -> list[Path]:
+def core_sources():
     """The units of the core without its bindings."""
     return [path for path in sorted(CORE.rglob("*.cpp")) if CORE / "bindings" not in path.parents]  # they need Python
 
 
-def joined(sources: list[Path], folder: Path) -> list[Path]:
+def joined(sources, folder):
     """The compiler's input: folders of the core that csrc/build.py joins are one unit each here, too."""
     result = list(sources)
     for names in JOINED:
@@ -58,7 +57,7 @@ def joined(sources: list[Path], folder: Path) -> list[Path]:
     return result
 
 
-def join(sources: list[Path], folder: Path) -> list[Path]:
+def join(sources, folder):
     """One unit of them all, which is none of no sources. Names without linkage must differ between them. Otherwise the
     compiler needs more than half of its time to read the same headers again for every file."""
     if len(sources) < 2:
@@ -78,7 +77,7 @@ APART = {"gpu/leg": [{"host_collectives"}, {"communicator_open", "operation", "s
 """Files of these folders that can't be one unit with the others, since names without linkage are the same."""
 
 
-def groups_of(folder: str) -> list[list[Path]]:
+def groups_of(folder):
     """The C++ files of a folder of APART that do not need Python, as groups of which each can be one unit."""
     left = [path for path in sorted((CSRC / folder).rglob("*.cpp")) if not path.stem.endswith("module")]
     groups = []
@@ -89,7 +88,7 @@ def groups_of(folder: str) -> list[list[Path]]:
 
 
 @functools.cache
-def compiler_version() -> str:
+def compiler_version():
     """First lines of ``g++ --version`` and of what ``-march=native`` means here: both belong to an object's key."""
     version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
     native = subprocess.run(
@@ -98,7 +97,7 @@ def compiler_version() -> str:
     return version + native
 
 
-def with_headers(source: Path) -> list[Path]:
+def with_headers(source):
     """A file and all of our headers that it includes, directly or not."""
     found = {source: None}  # in order of discovery
     todo = [source]
@@ -113,7 +112,7 @@ def with_headers(source: Path) -> list[Path]:
     return list(found)
 
 
-def content_key(paths: list[Path], *extra: str) -> str:
+def content_key(paths, *extra):
     """Hash of the files' contents and of the given strings."""
     digest = hashlib.sha256("\0".join(extra).encode())
     for path in paths:
@@ -122,7 +121,7 @@ def content_key(paths: list[Path], *extra: str) -> str:
 
 
 @contextmanager
-def locked(folder: Path, name: str) -> Iterator[None]:
+def locked(folder, name):
     """Holds the folder's lock for builds of this name: two runs at once do not write the same objects."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{name}.lock").open("w") as handle:
@@ -130,7 +129,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
-def run_compiler(arguments: list[str], output: Path) -> None:
+def run_compiler(arguments, output):
     """Runs the compiler into a temporary file and renames it, so that a killed compiler leaves no half object.
 
     Raises:
@@ -143,7 +142,7 @@ def run_compiler(arguments: list[str], output: Path) -> None:
     part.rename(output)
 
 
-def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
+def build(name, folder, sources, *more):
     """Compiles and links one build of a test program, with ``more`` flags; returns the program.
 
     Raises:
@@ -151,7 +150,7 @@ def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
     """
     flags = [*COMMON, *BUILDS[name], *more, *INCLUDES, f"-I{HERE}"]
 
-    def compile_unit(source: Path) -> Path:
+    def compile_unit(source):
         key = content_key(with_headers(source), compiler_version(), *flags, str(source))
         output = folder / f"{name}-{source.stem}-{key}.o"
         if not output.exists():
@@ -171,12 +170,12 @@ def build(name: str, folder: Path, sources: list[Path], *more: str) -> Path:
     return program
 
 
-def no_address_randomization() -> None:
+def no_address_randomization():
     """TSan of gcc 12 does not know the address layout of kernels with more than 28 random bits."""
     ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
 
 
-def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run(name, program, arguments):
     """Runs tests; a sanitizer's report makes the exit status 66 (TSan) or 1."""
     env = os.environ | {
         "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
@@ -196,7 +195,7 @@ def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedP
     )
 
 
-def cache_folder() -> Path:
+def cache_folder():
     """Where objects are kept."""
     given = os.environ.get("BAGUA_CACHE_DIR")
     return (Path(given) if given else HERE.parents[1] / ".pytest_cache" / "d") / "native-tests"

@@ -10,9 +10,6 @@ By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ..
 import functools
 import shutil
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,7 +38,7 @@ ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}
 """Suites that run without --full. The plain build is the core that all other tests run."""
 
 
-def build(name: str, folder: Path, suites: list[str], full: bool = True) -> Path:
+def build(name, folder, suites, full=True):
     """The test program: the core, the harness, the suites."""
     left, units = [FILES[suite] for suite in suites], [HERE / "harness.cpp"]
     for names in JOINED:
@@ -52,7 +49,7 @@ def build(name: str, folder: Path, suites: list[str], full: bool = True) -> Path
 
 
 @pytest.fixture(scope="module")
-def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+def programs(request):
     """Gives the program of a build, with the suites that this run takes from it."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
@@ -69,19 +66,19 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
         for suite in SUITES
     ],
 )
-def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
+def test_native(programs, name, suite):
     """One suite under one build."""
     result = native.run(name, programs(name), [suite])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
-def build_portable() -> Path:
+def build_portable():
     """The kernels' suite without the processor's extensions."""
     sources = [HERE / "harness.cpp", FILES[PORTABLE], *sorted((native.CORE / "kernel").glob("*.cpp"))]
     return native.build("portable", native.cache_folder(), sources)
 
 
-def build_search() -> Path:
+def build_search():
     """The search is worth optimised code, which few files are for it."""
     engine = native.CORE / "engine"
     sources = [
@@ -94,7 +91,7 @@ def build_search() -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_portable_kernels() -> None:
+def test_portable_kernels():
     """The paths of a processor without extensions."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
@@ -103,7 +100,7 @@ def test_portable_kernels() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_history(request, monkeypatch):
     """All orders in which members can be lost, and told of it, within a bound that --full widens."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
@@ -113,25 +110,7 @@ def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
-def test_several_threads_join_the_same_units(tmp_path: Path) -> None:
-    """build_programs.py builds several programs of the same sources at once."""
-    sources, threads = native.core_sources()[:2], 8
-    start = threading.Barrier(threads)
-
-    def join(_: int) -> list[Path]:
-        units = []
-        for turn in range(20):
-            start.wait(60)
-            units += native.join(sources, tmp_path / str(turn))
-        return units
-
-    with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(join, range(threads)))
-    assert found == [found[0]] * threads
-    assert all(path.read_text().count("#include") == 2 for path in found[0])
-
-
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
     program = build(name, native.cache_folder(), SUITES)

@@ -184,21 +184,6 @@ TEST(a_transfer_goes_on_after_a_timeout_and_ends_with_the_engine) {
   });
 }
 
-// The rank that comes first does not wake the daemon; who asks for it is told all the same.
-TEST(a_rank_that_came_first_is_seen) {
-  Job job(2);
-  std::atomic<bool> seen{false};
-  test::Threads watcher;
-  watcher.start([&] {
-    while (job.engine().waiting(0).find("rank 0 has been waiting for rank 1") == std::string::npos) usleep(1000);
-    seen.store(true);
-  });
-  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
-    while (rank == 1 && !seen.load()) usleep(1000);
-    CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-  });
-}
-
 // Small all-reduces of ranks that come in time are done without the daemon, wherever tensors lie; the others with it.
 TEST(small_ones_need_no_daemon) {
   constexpr uint32_t kOperations = 300;
@@ -225,36 +210,6 @@ TEST(small_ones_need_no_daemon) {
   // On a busy machine a rank may come too late for some. Each that the daemon does rings at least once.
   EXPECT(after.load() - before.load() < kOperations / 2);
   EXPECT(job.engine().counters().ops.load() >= kOperations);
-  EXPECT_EQ(job.engine().error(), std::string());
-}
-
-// The pieces of a tensor in shared memory are handed over together: the daemon is woken by one rank for each operation,
-// by each rank once at most.
-TEST(pieces_in_shared_memory_ring_once) {
-  constexpr int kRanks = 3, kOperations = 3;
-  constexpr uint64_t kCount = kMiB;  // 8 pieces
-  Job job(kRanks);
-  std::atomic<uint32_t> before{0}, after{0};
-  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
-    const char* const counters = reinterpret_cast<const char*>(client->counters());
-    const JobPage* const page = reinterpret_cast<const JobPage*>(counters - offsetof(JobPage, counters));
-    const auto barrier = [&] { CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr))); };
-    ChannelClient::Allocation shared;
-    CHECK_OK(client->alloc(kCount * 4, &shared));
-    float* const data = reinterpret_cast<float*>(shared.memory->data());
-    barrier();
-    if (rank == 0) before.store(page->doorbell.load());
-    barrier();
-    for (int n = 0; n < kOperations; ++n) {
-      for (uint64_t i = 0; i < kCount; ++i) data[i] = value(rank, i);
-      CHECK_OK(run(client, pool, request(Kind::kAllReduce, kCount, data, data)));
-      check_sum(data, kCount, kRanks);
-    }
-    barrier();
-    if (rank == 0) after.store(page->doorbell.load());
-    barrier();
-  });
-  EXPECT(after.load() - before.load() <= (kOperations + 2) * kRanks);
   EXPECT_EQ(job.engine().error(), std::string());
 }
 

@@ -104,22 +104,12 @@ class EngineJob:
         """``job_key`` and ``encryption`` may be a list with one value for each host."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.tokens = {rank: secrets.token_bytes(32) for ranks in hosts for rank in ranks}
-        self.folder, self.options = folder, options
         self.sockets = [str(folder / f"{secrets.token_hex(4)}.sock") for _ in hosts]
         self.engines = []
         for index, socket in enumerate(self.sockets):
             mine = {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
             self.engines.append(open_engine(load(), self.hosts, index, socket, self.tokens, **mine))
         self.ranks = {}
-
-    def add_host(self, members, **options):
-        """One more host, whose engine has its newcomers alone."""
-        self.hosts.append(list(members))
-        self.sockets.append(str(self.folder / f"{secrets.token_hex(4)}.sock"))
-        self.tokens |= {member: secrets.token_bytes(32) for member in members}
-        mine = {member: self.tokens[member] for member in members}
-        settings = {name: value for name, value in {**self.options, **options}.items() if name != "elastic"}
-        self.engines.append(open_lobby(load(), members, self.sockets[-1], mine, **settings))
 
     def connect(self):
         """Tells every engine where the others are."""

@@ -1,21 +1,18 @@
 """Programs that hand their model to ``torch.jit``, to a copy, or to another process."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
 import warnings
-from typing import Any
 
 import torch
-from habits.case import Found, Way, habit, mlp, train, weights
+from habits.case import habit, mlp, train, weights
 from torch import nn
 
 WAYS = ("backend", "with_bagua", "our_ddp", "elastic", "decentralized")
 
 
-def trained(by: Way) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+def trained(by):
     """A net, the distributed model of it after two steps, and its optimizer."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -23,7 +20,7 @@ def trained(by: Way) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
     return net, model, optimizer
 
 
-def scripted(by: Way, net: nn.Module) -> list[bool]:
+def scripted(by, net):
     """Whether what ``torch.jit`` makes of the net, and what it saves and loads, computes what the net does."""
     rows = by.batch(9)
     with warnings.catch_warnings(), torch.no_grad():
@@ -39,7 +36,7 @@ def scripted(by: Way, net: nn.Module) -> list[bool]:
 
 
 @habit(kind=3, only=WAYS)
-def scripts_its_model(by: Way) -> Found:
+def scripts_its_model(by):
     """Deployment while training goes on: the model, a part of it, and a net that has nothing to do with it."""
     net, model, optimizer = trained(by)
     same = [scripted(by, one) for one in (net, net[0], nn.Sequential(nn.Linear(4, 2), nn.Tanh()))]
@@ -48,7 +45,7 @@ def scripts_its_model(by: Way) -> Found:
 
 
 @habit(kind=3, only=WAYS)
-def scripts_copies(by: Way) -> Found:
+def scripts_copies(by):
     """EMA, snapshots: copies of all kinds are ordinary models, which train by themselves."""
     net, model, optimizer = trained(by)
     file = io.BytesIO()
@@ -72,17 +69,17 @@ def scripts_copies(by: Way) -> Found:
 class Noting(pickle.Unpickler):
     """Notes from which packages a pickled object comes."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         super().__init__(io.BytesIO(data))
-        self.packages: set[str] = set()
+        self.packages = set()
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module, name):
         self.packages.add(module.split(".")[0])
         return super().find_class(module, name)
 
 
 @habit(kind=3, only=WAYS)
-def loads_weights_only(by: Way) -> Found:
+def loads_weights_only(by):
     """A checkpoint that ``torch.load`` takes with ``weights_only``, which others need."""
     net, model, optimizer = trained(by)
     saved = [list(net.parameters()), net.state_dict(keep_vars=True), optimizer.state_dict(), net[0].weight]
@@ -96,7 +93,7 @@ def loads_weights_only(by: Way) -> Found:
 
 
 @habit(kind=3, only=WAYS)
-def pickles_for_a_process_with_torch_alone(by: Way) -> Found:
+def pickles_for_a_process_with_torch_alone(by):
     """Serving: the other end has torch, and nothing of ours."""
     net, model, optimizer = trained(by)
     packages = []
@@ -109,7 +106,7 @@ def pickles_for_a_process_with_torch_alone(by: Way) -> Found:
 
 
 @habit(kind=3, only=("backend",), tolerance=1e-12)
-def trains_complex_parameters(by: Way) -> Found:
+def trains_complex_parameters(by):
     """Spectral layers: parameters of complex numbers, alone and beside real ones."""
     torch.manual_seed(3)
     found = {}
@@ -129,10 +126,10 @@ def trains_complex_parameters(by: Way) -> Found:
 class Halves(nn.Module):
     """A complex layer, and a real one behind it."""
 
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+    def __init__(self, first, second):
         super().__init__()
         self.first, self.second = first, second
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(rows).abs())
+    def forward(self, rows):
+        found = self.second(self.first(rows).abs())
         return found

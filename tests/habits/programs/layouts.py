@@ -1,18 +1,14 @@
 """Programs whose parameters, gradients or buffers are no plain tensors, or who look at what the library leaves in their
 process."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os
 import pickle
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from habits.case import gradients, habit, mlp, step, train, weights
 from torch import Tensor, nn
 from torch.nn.modules import module as of_modules
 
@@ -24,18 +20,18 @@ OURS = ("with_bagua", "our_ddp", "elastic", "local_sgd")
 class Waves(nn.Module):
     """Complex weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
         self.bias = nn.Parameter(torch.zeros(3))
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return (x.to(torch.complex64) @ self.weight).abs() + self.bias
 
 
 @habit(kind=3)
-def has_complex_weights(by: Way) -> Found:
+def has_complex_weights(by):
     """Weights of complex64 beside those of float32."""
     net = Waves()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -44,7 +40,7 @@ def has_complex_weights(by: Way) -> Found:
     return {"gradients": gradients(net), "weights": weights(net)}
 
 
-BUFFERS: dict[str, Callable[[], Tensor]] = {
+BUFFERS = {
     "sparse": lambda: torch.eye(4).to_sparse(),
     "compressed rows": lambda: torch.eye(4).to_sparse_csr(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
@@ -76,7 +72,7 @@ class Marked(Tensor):
 
 
 @habit(kind=3, oracle=False, only=OURS)
-def has_buffers_of_all_kinds(by: Way) -> Found:
+def has_buffers_of_all_kinds(by):
     """All ranks train, or all are told with a code and the buffer's name; then they go on with another model."""
     found = {}
     for kind, make in BUFFERS.items():
@@ -98,18 +94,18 @@ def has_buffers_of_all_kinds(by: Way) -> Found:
 
 
 @habit(kind=3, without=("with_bagua", "elastic", "two_hosts", "bytegrad", "local_sgd", "decentralized", "async"))
-def replaces_and_resizes_buffers(by: Way) -> Found:
+def replaces_and_resizes_buffers(by):
     """Observers of quantisation: a buffer is empty until the first forward pass, and each pass has a new one."""
 
     class Observed(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 2)
             self.register_buffer("least", torch.zeros(0))
             self.register_buffer("count", torch.zeros((), dtype=torch.int64))
             self.register_buffer("none", None)
 
-        def forward(self, x: Tensor) -> Any:
+        def forward(self, x):
             least = x.detach().amin(0)
             if self.training and self.least.numel() == 0:
                 self.least.resize_(4).copy_(least)
@@ -126,10 +122,10 @@ def replaces_and_resizes_buffers(by: Way) -> Found:
 
 
 @habit(kind=3, without=("backend", "bytegrad", "async"))
-def leaves_the_process_as_it_was(by: Way) -> Found:
+def leaves_the_process_as_it_was(by):
     """Settings of the process, and torch's hooks for all modules, before and after a model was wrapped and trained."""
 
-    def settings() -> list[Any]:
+    def settings():
         hooks = [vars(of_modules)[name] for name in vars(of_modules) if name.startswith("_global_")]
         return [
             torch.get_default_dtype(),
@@ -157,7 +153,7 @@ def leaves_the_process_as_it_was(by: Way) -> Found:
 
 
 @habit(kind=3)
-def copies_model_and_optimizer(by: Way) -> Found:
+def copies_model_and_optimizer(by):
     """A copy of both, by deepcopy and by pickle, trains on one rank alone."""
     net, optimizer = mlp(momentum=0.9)
     model = by.wrap(net, optimizer)
@@ -174,7 +170,7 @@ def copies_model_and_optimizer(by: Way) -> Found:
 
 
 @habit(kind=3)
-def names_its_parts(by: Way) -> Found:
+def names_its_parts(by):
     """Names, keys and lists that a model has, as before it was wrapped."""
     net, optimizer = mlp()
     by.wrap(net, optimizer)
@@ -191,7 +187,7 @@ def names_its_parts(by: Way) -> Found:
 
 
 @habit(kind=3)
-def traces_with_fx(by: Way) -> Found:
+def traces_with_fx(by):
     """torch.fx and make_fx of a model that is wrapped, and of a part of it."""
     from torch.fx.experimental.proxy_tensor import make_fx
 

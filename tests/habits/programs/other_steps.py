@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from habits.case import Found, Plain, Way, gradients, habit, mlp, step, train, weights
+from habits.case import Plain, gradients, habit, mlp, step, train, weights
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 from bagua.base.errors import BaguaError
@@ -18,20 +16,20 @@ from bagua.base.errors import BaguaError
 OURS = ("with_bagua", "our_ddp", "elastic", "local_sgd", "decentralized", "async")
 
 
-def with_statistics() -> tuple[nn.Module, torch.optim.Optimizer]:
+def with_statistics():
     """A net with BatchNorm, and SGD."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     return net, torch.optim.SGD(net.parameters(), lr=0.1)
 
 
-def parameters(net: nn.Module) -> list[Tensor]:
+def parameters(net):
     """Copies, without buffers: with_bagua lets those go their own way."""
     return [one.detach().clone() for one in net.parameters()]
 
 
 @habit(kind=2)
-def runs_two_forwards_with_batchnorm(by: Way) -> Found:
+def runs_two_forwards_with_batchnorm(by):
     """pytorch#175024: two forward passes of a model with BatchNorm before one backward pass."""
     net, optimizer = with_statistics()
     model = by.wrap(net, optimizer)
@@ -43,23 +41,7 @@ def runs_two_forwards_with_batchnorm(by: Way) -> Found:
 
 
 @habit(kind=2)
-def accumulates_with_batchnorm(by: Way) -> Found:
-    """Micro-batches of a model with BatchNorm, without sync but for the last one; their losses are added up first."""
-    net, optimizer = with_statistics()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        with by.no_sync(model):
-            first = model(by.batch(number)).square().mean()
-            first.backward()
-        second = model(by.batch(20 + number)).square().mean()
-        second.backward()
-        optimizer.step()
-    return {"weights": parameters(net)}
-
-
-@habit(kind=2)
-def evaluates_between_forward_and_backward(by: Way) -> Found:
+def evaluates_between_forward_and_backward(by):
     """A pass in evaluation mode, with statistics, between a forward pass in training and its backward pass."""
     net, optimizer = with_statistics()
     model = by.wrap(net, optimizer)
@@ -76,17 +58,7 @@ def evaluates_between_forward_and_backward(by: Way) -> Found:
 
 
 @habit(kind=2)
-def freezes_statistics(by: Way) -> Found:
-    """BatchNorm alone in evaluation mode."""
-    net, optimizer = with_statistics()
-    model = by.wrap(net, optimizer)
-    net[1].eval()
-    train(by, model, optimizer, 4)
-    return {"weights": weights(net)}
-
-
-@habit(kind=2)
-def samples_in_inference_mode(by: Way) -> Found:
+def samples_in_inference_mode(by):
     """Dropout stays on: a model in train mode under ``inference_mode``, before the first step and between others."""
     net, optimizer = with_statistics()
     model = by.wrap(net, optimizer, broadcast_buffers=True)
@@ -98,7 +70,7 @@ def samples_in_inference_mode(by: Way) -> Found:
 
 
 @habit(kind=2)
-def evaluates_on_one_rank(by: Way) -> Found:
+def evaluates_on_one_rank(by):
     """Rank 0 alone evaluates, in evaluation mode and in train mode."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -115,7 +87,7 @@ def evaluates_on_one_rank(by: Way) -> Found:
 
 
 @habit(kind=2)
-def skips_backward_passes(by: Way) -> Found:
+def skips_backward_passes(by):
     """All ranks find a loss that they don't want, and go on with the next batch."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -132,7 +104,7 @@ def skips_backward_passes(by: Way) -> Found:
 
 
 @habit(kind=2)
-def begins_backward_with_a_gradient(by: Way) -> Found:
+def begins_backward_with_a_gradient(by):
     """``output.backward(gradient)``, and torch.autograd.backward of two outputs."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -147,7 +119,7 @@ def begins_backward_with_a_gradient(by: Way) -> Found:
 
 
 @habit(kind=2)
-def adds_the_norm_of_its_gradient(by: Way) -> Found:
+def adds_the_norm_of_its_gradient(by):
     """A gradient with a graph is part of the loss: a second derivative of the weights."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -156,34 +128,6 @@ def adds_the_norm_of_its_gradient(by: Way) -> Found:
         loss = model(by.batch(number)).square().mean()
         slopes = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
         (loss + 0.1 * sum(one.square().sum() for one in slopes)).backward()
-        optimizer.step()
-    return {"weights": weights(net)}
-
-
-@habit(kind=2)
-def looks_at_single_samples(by: Way) -> Found:
-    """Gradients of single samples by torch.func beside an ordinary pass; then they are clipped, averaged and used."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        step(by, model, optimizer, number)
-        state = {name: one.detach() for name, one in net.named_parameters()}
-        of_one: Callable[..., Any] = grad(lambda state, x: functional_call(net, state, (x[None],)).square().mean())
-        found = vmap(of_one, in_dims=(None, 0))(state, by.batch(20 + number))
-        for name, one in net.named_parameters():
-            one.grad = by.mean(found[name].clamp(-0.1, 0.1).mean(0))
-        optimizer.step()
-    return {"weights": weights(net)}
-
-
-@habit(kind=2)
-def regularizes_beside_the_model(by: Way) -> Found:
-    """The loss has a term of the weights themselves, which no forward pass made."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        (model(by.batch(number)).square().mean() + 0.1 * sum(one.square().sum() for one in net.parameters())).backward()
         optimizer.step()
     return {"weights": weights(net)}
 
@@ -199,17 +143,17 @@ class Output:
 class GivesItsLoss(nn.Module):
     """Called by keywords; gives an object."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net):
         super().__init__()
         self.net = net
 
-    def forward(self, *, x: Tensor) -> Output:
+    def forward(self, *, x):
         logits = self.net(x)
         return Output(logits.square().mean(), {"logits": logits})
 
 
 @habit(kind=2)
-def gives_its_loss(by: Way) -> Found:
+def gives_its_loss(by):
     """Keywords in, an object out."""
     net, optimizer = mlp()
     model = by.wrap(GivesItsLoss(net), optimizer)
@@ -221,16 +165,16 @@ def gives_its_loss(by: Way) -> Found:
 
 
 @habit(kind=2)
-def computes_again_by_reentrant_checkpoints(by: Way) -> Found:
+def computes_again_by_reentrant_checkpoints(by):
     """Backward passes inside the backward pass."""
     net, optimizer = mlp()
 
     class Recomputed(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.net = net
 
-        def forward(self, x: Tensor) -> Any:
+        def forward(self, x):
             return checkpoint(net[2], checkpoint(net[:2], x.requires_grad_(), use_reentrant=True), use_reentrant=True)
 
     model = by.wrap(Recomputed(), optimizer)
@@ -239,7 +183,7 @@ def computes_again_by_reentrant_checkpoints(by: Way) -> Found:
 
 
 @habit(kind=2)
-def wraps_two_parts(by: Way) -> Found:
+def wraps_two_parts(by):
     """An encoder and a decoder, each wrapped, in one graph."""
     (first, of_first), (second, of_second) = mlp(), mlp()
     encoder, decoder = by.wrap(first, of_first), by.wrap(second, of_second)
@@ -254,7 +198,7 @@ def wraps_two_parts(by: Way) -> Found:
 
 
 @habit(kind=2)
-def wraps_again(by: Way) -> Found:
+def wraps_again(by):
     """Thaws a layer in the middle, and wraps the model again, as fine-tuning does it."""
     net, optimizer = mlp(momentum=0.9)
     net[0].requires_grad_(False)
@@ -267,7 +211,7 @@ def wraps_again(by: Way) -> Found:
 
 
 @habit(kind=2)
-def runs_backward_in_a_thread(by: Way) -> Found:
+def runs_backward_in_a_thread(by):
     """The backward pass, and the next step, in threads that begin and end."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -282,7 +226,7 @@ def runs_backward_in_a_thread(by: Way) -> Found:
 # Training that torch's leaves to itself without a word
 
 
-def trains_by(by: Way, loss: Callable[[Any, Tensor], Tensor]) -> Found:
+def trains_by(by, loss):
     """Whether training by this loss of ``net`` is training on all ranks' batches, or (where algorithms average weights)
     replicas stay near it."""
     net, optimizer = mlp()
@@ -299,16 +243,10 @@ def trains_by(by: Way, loss: Callable[[Any, Tensor], Tensor]) -> Found:
 
 
 @habit(kind=2, oracle=False, only=OURS)
-def calls_its_parts(by: Way) -> Found:
-    """Layers one after the other, without the model."""
-    return trains_by(by, lambda net, x: net[2](torch.tanh(net[0](x))).square().mean())
-
-
-@habit(kind=2, oracle=False, only=OURS)
-def uses_its_weights(by: Way) -> Found:
+def uses_its_weights(by):
     """Functions of torch with the model's weights."""
 
-    def loss(net: Any, x: Tensor) -> Tensor:
+    def loss(net, x):
         hidden = torch.tanh(nn.functional.linear(x, net[0].weight, net[0].bias))
         return nn.functional.linear(hidden, net[2].weight, net[2].bias).square().mean()
 
@@ -316,16 +254,16 @@ def uses_its_weights(by: Way) -> Found:
 
 
 @habit(kind=2, oracle=False, only=OURS)
-def is_a_part_of_another(by: Way) -> Found:
+def is_a_part_of_another(by):
     """A larger module that nobody wrapped calls the parts of the wrapped one."""
     return trains_by(by, lambda net, x: nn.Sequential(*net, nn.Tanh())(x).square().mean())
 
 
 @habit(kind=2, oracle=False, only=OURS)
-def keeps_its_graph(by: Way) -> Found:
+def keeps_its_graph(by):
     """Two backward passes through one graph: the sum of both counts."""
 
-    def loss(net: Any, x: Tensor) -> Tensor:
+    def loss(net, x):
         return net(x).square().mean()
 
     net, optimizer = mlp()
@@ -341,10 +279,14 @@ def keeps_its_graph(by: Way) -> Found:
     return {"right": plain.agrees(net)} if by.exact else {}
 
 
-def told_or_right(by: Way, change: Callable[[Any, torch.optim.Optimizer], None]) -> Found:
-    """Whether, after ``change``, the next steps have the same weights on all ranks, or an error with a code says on
-    all of them, at once, that they can't."""
+NOT_EXCHANGED = ("with_bagua", "our_ddp", "elastic", "bytegrad")
+
+
+def told_or_right(by, change, frozen=False):
+    """Whether, after ``change(net, optimizer)``, the next steps have the same weights on all ranks, or an error with a
+    code says on all of them, at once, that they can't. ``frozen``: the first layer is, before."""
     net, optimizer = mlp()
+    net[0].requires_grad_(not frozen)
     model = by.wrap(net, optimizer)
     train(by, model, optimizer, 3)
     told = False
@@ -358,86 +300,63 @@ def told_or_right(by: Way, change: Callable[[Any, torch.optim.Optimizer], None])
     return {"told or right": everyone == 1 or same}
 
 
-NOT_EXCHANGED = ("with_bagua", "our_ddp", "elastic", "bytegrad")
+when_not_exchanged = habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+
+
+def changed(change, **options):
+    """A program that makes this change in the middle."""
+    return when_not_exchanged(functools.wraps(change)(lambda by: told_or_right(by, change, **options)))
 
 
 class Added(nn.Module):
     """A layer, and what came later."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer):
         super().__init__()
         self.layer = layer
         self.later = nn.ParameterList([torch.ones(1)])
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.layer(x) * torch.stack([*self.later]).sum()
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def adds_a_parameter(by: Way) -> Found:
+@changed
+def adds_a_parameter(net, optimizer):
     """A layer becomes one with a parameter more, which the optimizer gets."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        net[2] = Added(net[2])
-        optimizer.add_param_group({"params": net[2].later.parameters()})
-
-    return told_or_right(by, change)
+    net[2] = Added(net[2])
+    optimizer.add_param_group({"params": net[2].later.parameters()})
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def replaces_a_layer(by: Way) -> Found:
-    """A head of other weights on each rank."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        torch.manual_seed(by.rank)
-        net[2] = nn.Linear(6, 3)
-        optimizer.add_param_group({"params": net[2].parameters()})
-
-    return told_or_right(by, change)
-
-
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def replaces_a_parameter(by: Way) -> Found:
+@changed
+def replaces_a_parameter(net, optimizer):
     """``layer.weight = nn.Parameter(...)``"""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        net[2].weight = nn.Parameter(net[2].weight.detach() * 0.9)
-        optimizer.param_groups[0]["params"][2] = net[2].weight
-
-    return told_or_right(by, change)
+    net[2].weight = nn.Parameter(net[2].weight.detach() * 0.9)
+    optimizer.param_groups[0]["params"][2] = net[2].weight
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def replaces_a_parameter_past_the_module(by: Way) -> Found:
+@changed
+def replaces_a_parameter_past_the_module(net, optimizer):
     """``layer._parameters["weight"] = ...``, which torch's hooks of registration don't see."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        net[2]._parameters["weight"] = nn.Parameter(net[2].weight.detach() * 0.9)
-        optimizer.param_groups[0]["params"][2] = net[2].weight
-
-    return told_or_right(by, change)
+    net[2]._parameters["weight"] = nn.Parameter(net[2].weight.detach() * 0.9)
+    optimizer.param_groups[0]["params"][2] = net[2].weight
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def overwrites_parameters(by: Way) -> Found:
+@changed
+def overwrites_parameters(net, optimizer):
     """A change of dtype makes new parameters, where torch is told to: none of those that there were gets a gradient."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        torch.__future__.set_overwrite_module_params_on_conversion(True)
-        try:
-            net.double().float()
-        finally:
-            torch.__future__.set_overwrite_module_params_on_conversion(False)
-        optimizer.param_groups[0]["params"] = list(net.parameters())
-
-    return told_or_right(by, change)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        net.double().float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    optimizer.param_groups[0]["params"] = list(net.parameters())
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def thaws_what_it_adds(by: Way) -> Found:
+@when_not_exchanged
+def thaws_what_it_adds(by):
     """A new head is frozen for some steps."""
 
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+    def change(net, optimizer):
         torch.manual_seed(by.rank)
         net[2] = nn.Sequential(net[2], nn.Linear(2, 2).requires_grad_(False))
         optimizer.add_param_group({"params": net[2][1].parameters()})
@@ -447,41 +366,14 @@ def thaws_what_it_adds(by: Way) -> Found:
     return told_or_right(by, change)
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def parametrizes_later(by: Way) -> Found:
-    """Weight normalisation of a model that is wrapped."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        nn.utils.parametrizations.weight_norm(net[2])
-        optimizer.param_groups[0]["params"] = list(net.parameters())
-
-    return told_or_right(by, change)
-
-
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def loads_by_assignment(by: Way) -> Found:
+@changed
+def loads_by_assignment(net, optimizer):
     """``load_state_dict(assign=True)``: all parameters are new ones."""
-
-    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
-        net.load_state_dict({name: one * 0.9 for name, one in net.state_dict().items()}, assign=True)
-        optimizer.param_groups[0]["params"] = list(net.parameters())
-
-    return told_or_right(by, change)
+    net.load_state_dict({name: one * 0.9 for name, one in net.state_dict().items()}, assign=True)
+    optimizer.param_groups[0]["params"] = list(net.parameters())
 
 
-@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
-def thaws_a_layer(by: Way) -> Found:
+@functools.partial(changed, frozen=True)
+def thaws_a_layer(net, optimizer):
     """A layer that was frozen when the model was wrapped."""
-    net, optimizer = mlp()
-    net[0].requires_grad_(False)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer, 3)
-    told = False
-    try:
-        net[0].requires_grad_(True)
-        train(by, model, optimizer, 2)
-    except BaguaError as error:
-        told = "[BG" in str(error)
-    everyone = by.mean(torch.tensor(float(told))).item()
-    same = everyone == 0 and all(torch.equal(by.mean(one), one) for one in net.parameters())
-    return {"told or right": everyone == 1 or same}
+    net[0].requires_grad_(True)

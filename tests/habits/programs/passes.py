@@ -1,16 +1,14 @@
 """Programs whose steps are not one call of the model in training mode and one backward pass."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, weights
+from habits.case import gradients, habit, mlp, weights
 from torch.func import functional_call
 
 
 @habit(kind=3)
-def sets_sync_attribute(by: Way) -> Found:
+def sets_sync_attribute(by):
     """nanoGPT: ``model.require_backward_grad_sync`` is set in each micro-step."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -26,12 +24,12 @@ def sets_sync_attribute(by: Way) -> Found:
 
 
 @habit(kind=2, only=("with_bagua", "our_ddp", "elastic", "decentralized"))
-def compiles_the_whole_step(by: Way) -> Found:
+def compiles_the_whole_step(by):
     """A compiled function that holds the forward pass, the backward pass and the optimizer's step."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
 
-    def whole(batch: torch.Tensor) -> torch.Tensor:
+    def whole(batch):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
         loss.backward()
@@ -47,7 +45,7 @@ def compiles_the_whole_step(by: Way) -> Found:
 
 
 @habit(kind=2)
-def calls_with_computed_weights(by: Way) -> Found:
+def calls_with_computed_weights(by):
     """pytorch#63929: ``functional_call`` with weights that follow from the model's."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -60,7 +58,7 @@ def calls_with_computed_weights(by: Way) -> Found:
 
 
 @habit(kind=2)
-def learns_to_learn(by: Way) -> Found:
+def learns_to_learn(by):
     """MAML: an inner step that keeps its graph, and an outer loss at the weights behind it."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -73,15 +71,4 @@ def learns_to_learn(by: Way) -> Found:
         fast = {name: one - 0.1 * step for (name, one), step in zip(named.items(), steps, strict=True)}
         functional_call(model, fast, (by.batch(100 + number),)).square().mean().backward()
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=2)
-def trains_in_evaluation_mode(by: Way) -> Found:
-    """Fine-tuning with statistics that stay."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    model.eval()
-    for number in range(4):
-        step(by, model, optimizer, number)
     return {"gradients": gradients(net), "weights": weights(net)}

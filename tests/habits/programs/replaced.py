@@ -1,17 +1,14 @@
 """Programs that put something else in the place of gradients."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
-from torch import Tensor, nn
+from habits.case import gradients, habit, mlp, step, train, weights
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def passes(by: Way, change: Any, steps: int = 6, **options: Any) -> Found:
+def passes(by, change, steps=6, **options):
     """Trains with ``change(net)`` between the pass and the optimizer's step."""
     net, optimizer = mlp(**options)
     model = by.wrap(net, optimizer)
@@ -24,28 +21,28 @@ def passes(by: Way, change: Any, steps: int = 6, **options: Any) -> Found:
 
 
 @habit(kind=1)
-def sets_data_of_gradients(by: Way) -> Found:
+def sets_data_of_gradients(by):
     """Clipping, scaling: ``p.grad.data = ...``"""
 
-    def clip(net: nn.Module) -> None:
+    def clip(net):
         for one in net.parameters():
-            one.grad.data = one.grad.data.clamp(-0.05, 0.05)  # type: ignore[union-attr]
+            one.grad.data = one.grad.data.clamp(-0.05, 0.05)
 
     return passes(by, clip)
 
 
 @habit(kind=1)
-def replaces_gradients(by: Way) -> Found:
+def replaces_gradients(by):
     """``p.grad = ...``"""
 
-    def clip(net: nn.Module) -> None:
+    def clip(net):
         for one in net.parameters():
-            one.grad = one.grad.clamp(-0.05, 0.05)  # type: ignore[union-attr]
+            one.grad = one.grad.clamp(-0.05, 0.05)
 
     return passes(by, clip)
 
 
-def wide() -> tuple[nn.Module, torch.optim.Optimizer]:
+def wide():
     """[*, 4] -> [*, 2], with a weight that is staged by itself."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(4, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 2))
@@ -53,13 +50,13 @@ def wide() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @habit(kind=1)
-def changes_gradients_when_they_are_complete(by: Way) -> Found:
+def changes_gradients_when_they_are_complete(by):
     """Hooks at complete gradients, some from after the model was wrapped, and one that comes and goes."""
 
-    def clip(one: Any) -> None:
+    def clip(one):
         one.grad.data.clamp_(-0.001, 0.001)
 
-    def replace(one: Any) -> None:
+    def replace(one):
         one.grad = one.grad.sign() * 0.01
 
     net, optimizer = wide()
@@ -77,10 +74,10 @@ def changes_gradients_when_they_are_complete(by: Way) -> Found:
 
 
 @habit(kind=1)
-def changes_gradients_behind_their_nodes(by: Way) -> Found:
+def changes_gradients_behind_their_nodes(by):
     """Hooks of the nodes that accumulate gradients."""
 
-    def clip(one: Any) -> None:
+    def clip(one):
         one.grad.clamp_(-0.001, 0.001)
 
     net, optimizer = wide()
@@ -93,24 +90,10 @@ def changes_gradients_behind_their_nodes(by: Way) -> Found:
 
 
 @habit(kind=1)
-def swaps_gradients(by: Way) -> Found:
-    """Two parameters of one shape change theirs."""
-    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    model = by.wrap(net, optimizer)
-    for number in range(5):
-        optimizer.zero_grad(set_to_none=number != 2)
-        model(by.batch(number)).square().mean().backward()
-        net[0].weight.grad, net[2].weight.grad = net[2].weight.grad, net[0].weight.grad
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def drops_gradients(by: Way) -> Found:
+def drops_gradients(by):
     """Some steps leave parameters alone: their gradient is None, or deleted."""
 
-    def drop(net: Any) -> None:
+    def drop(net):
         net[0].weight.grad = None
         del net[2].bias.grad
 
@@ -118,19 +101,7 @@ def drops_gradients(by: Way) -> Found:
 
 
 @habit(kind=1)
-def detaches_gradients(by: Way) -> Found:
-    """As ``zero_grad(set_to_none=False)`` and old loops do it."""
-
-    def detach(net: nn.Module) -> None:
-        for one in net.parameters():
-            one.grad.detach_()  # type: ignore[union-attr]
-            one.grad.requires_grad_(False)  # type: ignore[union-attr]
-
-    return passes(by, detach)
-
-
-@habit(kind=1)
-def keeps_zeros(by: Way) -> Found:
+def keeps_zeros(by):
     """Gradients are never None: zeros are added to, in memory that stays."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -144,23 +115,7 @@ def keeps_zeros(by: Way) -> Found:
 
 
 @habit(kind=1)
-def zeroes_by_hand(by: Way) -> Found:
-    """``p.grad.zero_()``, ``fill_`` and ``copy_`` in place of zero_grad."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(4):
-        model(by.batch(number)).square().mean().backward()
-        optimizer.step()
-        for place, one in enumerate(net.parameters()):
-            if place % 2:
-                one.grad.zero_()
-            else:
-                one.grad.copy_(torch.full_like(one, 0.01))
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def frees_memory_of_gradients(by: Way) -> Found:
+def frees_memory_of_gradients(by):
     """The storage of a gradient is made empty, as offloading does it."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -173,10 +128,10 @@ def frees_memory_of_gradients(by: Way) -> Found:
 
 
 @habit(kind=1)
-def resizes_gradients(by: Way) -> Found:
+def resizes_gradients(by):
     """``resize_`` and ``set_`` of a gradient."""
 
-    def resize(net: Any) -> None:
+    def resize(net):
         net[0].weight.grad.resize_(2, 2).resize_(6, 4)
         net[2].weight.grad.set_(torch.ones(2, 6))
 
@@ -184,7 +139,7 @@ def resizes_gradients(by: Way) -> Found:
 
 
 @habit(kind=1)
-def has_gradients_in_one_buffer(by: Way) -> Found:
+def has_gradients_in_one_buffer(by):
     """Megatron, Apex: gradients are views of one tensor, which is clipped, zeroed and stepped as a whole."""
     net, _ = mlp()
     flat = torch.zeros(sum(one.numel() for one in net.parameters()))
@@ -205,30 +160,10 @@ def has_gradients_in_one_buffer(by: Way) -> Found:
 
 
 @habit(kind=1)
-def takes_the_buffer_of_gradients(by: Way) -> Found:
-    """Gradients become views of one tensor after the pass, once and for all."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    flat = torch.zeros(0)
-    for number in range(5):
-        optimizer.zero_grad(set_to_none=False)
-        model(by.batch(number)).square().mean().backward()
-        if number == 1:
-            flat = torch.cat([one.grad.flatten() for one in net.parameters()])
-            begin = 0
-            for one in net.parameters():
-                one.grad.data = flat[begin : begin + one.numel()].view_as(one)
-                begin += one.numel()
-        flat.clamp_(-0.05, 0.05)
-        optimizer.step()
-    return {"flat": flat, "gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def makes_gradients_sparse(by: Way) -> Found:
+def makes_gradients_sparse(by):
     """``p.grad = p.grad.to_sparse()``"""
 
-    def sparse(net: Any) -> None:
+    def sparse(net):
         net[2].weight.grad = net[2].weight.grad.to_sparse()
 
     net, optimizer = mlp()
@@ -242,7 +177,7 @@ def makes_gradients_sparse(by: Way) -> Found:
 
 
 @habit(kind=1)
-def transposes_gradients(by: Way) -> Found:
+def transposes_gradients(by):
     """A gradient of other strides, by which zeros are kept."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -257,7 +192,7 @@ def transposes_gradients(by: Way) -> Found:
 
 
 @habit(kind=1)
-def fills_gradients_by_hand(by: Way) -> Found:
+def fills_gradients_by_hand(by):
     """No backward pass of the model: autograd.grad, an all-reduce of the program's own, and ``p.grad = ...``."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -273,21 +208,7 @@ def fills_gradients_by_hand(by: Way) -> Found:
 
 
 @habit(kind=1)
-def scales_with_foreach(by: Way) -> Found:
-    """Lists of gradients are changed in place at once, by foreach and by clipping."""
-
-    def scale(net: nn.Module) -> None:
-        found = [one.grad for one in net.parameters() if one.grad is not None]
-        torch._foreach_mul_(found, 3.0)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5, foreach=True)
-        torch.nn.utils.clip_grad_value_(net.parameters(), 0.2)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.3, foreach=False)
-
-    return passes(by, scale)
-
-
-@habit(kind=1)
-def shares_one_gradient(by: Way) -> Found:
+def shares_one_gradient(by):
     """Two parameters have the same tensor as their gradient, into which zeros are kept."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -302,13 +223,13 @@ def shares_one_gradient(by: Way) -> Found:
 
 
 @habit(kind=1)
-def gives_expanded_gradients(by: Way) -> Found:
+def gives_expanded_gradients(by):
     """Hooks return gradients without memory for each element, or views of something that lives on."""
     net, optimizer = mlp()
     held = torch.zeros(12)
     net[0].bias.register_hook(lambda gradient: gradient.mean().expand_as(gradient))
 
-    def in_held(gradient: Tensor) -> Tensor:
+    def in_held(gradient):
         held.copy_(gradient.flatten())
         return held.view_as(gradient)
 
@@ -324,30 +245,7 @@ def gives_expanded_gradients(by: Way) -> Found:
 
 
 @habit(kind=1)
-def negates_gradients(by: Way) -> Found:
-    """Domain adversaries: a function whose backward turns the gradient round; and lazily negated views of one."""
-
-    class Turn(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, x: Tensor) -> Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            return -gradient
-
-    net, optimizer = mlp()
-    net[2].bias.register_hook(lambda gradient: torch._neg_view(gradient))
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        Turn.apply(model(by.batch(number))).square().mean().backward()
-        optimizer.step()
-    return {"weights": weights(net)}
-
-
-@habit(kind=1)
-def has_parameters_of_its_own(by: Way) -> Found:
+def has_parameters_of_its_own(by):
     """Parameters that DDP is told to leave alone differ between ranks, and nobody minds."""
     net, optimizer = mlp()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["2.weight", "2.bias"])
@@ -357,18 +255,18 @@ def has_parameters_of_its_own(by: Way) -> Found:
 
 
 @habit(kind=1, only=("backend",))
-def has_a_hook_that_resizes(by: Way) -> Found:
+def has_a_hook_that_resizes(by):
     """Hooks of DDP that send half of the bits, and give the bucket's memory back meanwhile."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
 
-    def send_half(group, bucket):  # type: ignore[no-untyped-def] # torch looks at annotations, which are words here
+    def send_half(group, bucket):  # torch looks at annotations, which are words here
         buffer = bucket.buffer()
         half = buffer.to(torch.float16).div_(by.size)
         size = buffer.untyped_storage().nbytes()
         buffer.untyped_storage().resize_(0)
 
-        def put(future: Any) -> Tensor:
+        def put(future):
             buffer.untyped_storage().resize_(size)
             buffer.copy_(future.value()[0])
             return buffer

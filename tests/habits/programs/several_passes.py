@@ -1,31 +1,14 @@
 """Programs with several passes a step, or other passes than one of the whole model."""
 
-from __future__ import annotations
-
 import collections
-from typing import Any
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from habits.case import gradients, habit, mlp, step, train, weights
+from torch import nn
 
 
 @habit(kind=1)
-def accumulates(by: Way) -> Found:
-    """Several passes, of which each is exchanged."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad(set_to_none=number != 1)
-        for part in range(3):
-            (model(by.batch(10 * number + part)).square().mean() / 3).backward()
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def accumulates_without_sync(by: Way) -> Found:
+def accumulates_without_sync(by):
     """Several passes, of which the last one is exchanged; gradients are changed between them."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -45,7 +28,7 @@ def accumulates_without_sync(by: Way) -> Found:
 
 
 @habit(kind=1)
-def replaces_what_it_accumulates(by: Way) -> Found:
+def replaces_what_it_accumulates(by):
     """Between passes that accumulate, some gradients become new tensors, None, or have other data."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -62,7 +45,7 @@ def replaces_what_it_accumulates(by: Way) -> Found:
 
 
 @habit(kind=1)
-def climbs_and_steps(by: Way) -> Found:
+def climbs_and_steps(by):
     """SAM: a pass at the weights, another one beside them, whose gradients are used."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -85,13 +68,13 @@ def climbs_and_steps(by: Way) -> Found:
 
 
 @habit(kind=1, without=("local_sgd", "decentralized", "async"))
-def calls_a_closure(by: Way) -> Found:
+def calls_a_closure(by):
     """LBFGS, which keeps the last gradient and direction."""
     net, _ = mlp()
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.2, max_iter=3)
     model = by.wrap(net, optimizer)
 
-    def closure() -> Any:
+    def closure():
         optimizer.zero_grad()
         loss = model(by.batch(0)).square().mean()
         loss.backward()
@@ -103,7 +86,7 @@ def calls_a_closure(by: Way) -> Found:
 
 
 @habit(kind=1)
-def scales_its_loss(by: Way) -> Found:
+def scales_its_loss(by):
     """GradScaler, with clipping in between and a step that overflows on one rank."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -122,22 +105,7 @@ def scales_its_loss(by: Way) -> Found:
 
 
 @habit(kind=1)
-def penalizes_gradients(by: Way) -> Found:
-    """A gradient of the inputs is part of the loss (WGAN-GP)."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        x = by.batch(number).requires_grad_()
-        out = model(x).square().sum(1)
-        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
-        (out.mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
-        optimizer.step()
-    return {"weights": weights(net)}
-
-
-@habit(kind=1)
-def changes_gradients_in_hooks(by: Way) -> Found:
+def changes_gradients_in_hooks(by):
     """Hooks of tensors that return new gradients, from before the model is wrapped and after."""
     net, optimizer = mlp()
     net[0].weight.register_hook(lambda gradient: gradient * 2)
@@ -150,40 +118,7 @@ def changes_gradients_in_hooks(by: Way) -> Found:
 
 
 @habit(kind=1)
-def looks_at_gradients_in_hooks(by: Way) -> Found:
-    """Hooks that keep a layer's local gradients."""
-    net, optimizer = mlp()
-    kept: list[Tensor] = []
-    for one in net.parameters():
-        one.register_hook(kept.append)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer)
-    return {"kept": kept, "weights": weights(net)}
-
-
-@habit(kind=1)
-def computes_a_part_again(by: Way) -> Found:
-    """Checkpoints of activations."""
-    net, optimizer = mlp()
-    model = by.wrap(Recomputed(net), optimizer)
-    train(by, model, optimizer)
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-class Recomputed(nn.Module):
-    """Its first layers run again in backward."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Any:
-        first: Any = self.net[:2]  # type: ignore[index]
-        return self.net[2](checkpoint(first, x, use_reentrant=False))  # type: ignore[index]
-
-
-@habit(kind=1)
-def leaves_parameters_out(by: Way) -> Found:
+def leaves_parameters_out(by):
     """Another part of the model is used in each step, and another one on each rank."""
     torch.manual_seed(0)
     net = Branches()
@@ -199,16 +134,16 @@ def leaves_parameters_out(by: Way) -> Found:
 class Branches(nn.Module):
     """Three layers, of which one is used."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
 
-    def forward(self, x: Tensor, which: int) -> Any:
+    def forward(self, x, which):
         return self.layers[which](x)
 
 
 @habit(kind=1)
-def trains_two_models_in_turns(by: Way) -> Found:
+def trains_two_models_in_turns(by):
     """A GAN: the second model is frozen while the first one trains through it."""
     (maker, of_maker), (judge, of_judge) = mlp(), mlp()
     makes, judges = by.wrap(maker, of_maker), by.wrap(judge, of_judge)
@@ -226,7 +161,7 @@ def trains_two_models_in_turns(by: Way) -> Found:
 
 
 @habit(kind=1)
-def uses_another_optimizer(by: Way) -> Found:
+def uses_another_optimizer(by):
     """An optimizer that was made after the model was wrapped, with groups that came later."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -243,16 +178,16 @@ def uses_another_optimizer(by: Way) -> Found:
 class Lookahead(torch.optim.Optimizer):
     """As it is found in repositories: ``Optimizer.__init__`` is not called."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer):
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
         self.state = collections.defaultdict(dict)
         self.count = 0
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none=True):
         self.optimizer.zero_grad(set_to_none)
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure=None):
         loss = self.optimizer.step(closure)
         self.count += 1
         for one in self.param_groups[0]["params"] if self.count % 2 else ():
@@ -263,7 +198,7 @@ class Lookahead(torch.optim.Optimizer):
 
 
 @habit(kind=1)
-def steps_through_a_wrapper(by: Way) -> Found:
+def steps_through_a_wrapper(by):
     """An optimizer around another one."""
     net, optimizer = mlp()
     wrapper = Lookahead(optimizer)
@@ -273,7 +208,7 @@ def steps_through_a_wrapper(by: Way) -> Found:
 
 
 @habit(kind=1)
-def steps_in_place_of_the_optimizer(by: Way) -> Found:
+def steps_in_place_of_the_optimizer(by):
     """``p.data -= lr * p.grad``, and no optimizer's step."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -286,7 +221,7 @@ def steps_in_place_of_the_optimizer(by: Way) -> Found:
 
 
 @habit(kind=1)
-def steps_as_one_kernel(by: Way) -> Found:
+def steps_as_one_kernel(by):
     """Fused optimizers read all gradients at once."""
     net, _ = mlp()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
@@ -296,7 +231,7 @@ def steps_as_one_kernel(by: Way) -> Found:
 
 
 @habit(kind=1)
-def runs_backward_of_a_part(by: Way) -> Found:
+def runs_backward_of_a_part(by):
     """Two forward passes, of which one has a backward pass; outputs that nobody uses."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -306,17 +241,5 @@ def runs_backward_of_a_part(by: Way) -> Found:
             target = model(by.batch(30 + number))
         first = model(by.batch(number))
         (first - target).square().mean().backward()
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def contrasts_two_views(by: Way) -> Found:
-    """Two forward passes before one backward pass."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        (model(by.batch(number)) * model(by.batch(20 + number))).sum(1).exp().mean().backward()
         optimizer.step()
     return {"gradients": gradients(net), "weights": weights(net)}

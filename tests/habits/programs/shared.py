@@ -1,31 +1,27 @@
 """Programs that share a model with threads and processes."""
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import torch
 import torch.multiprocessing
-from habits.case import Found, Plain, Way, gradients, habit, mlp, step, train, weights
-from torch import Tensor
+from habits.case import Plain, gradients, habit, mlp, step, train, weights
 
 
 @habit(kind=1)
-def shares_gradients_with_a_thread(by: Way) -> Found:
+def shares_gradients_with_a_thread(by):
     """A thread copies gradients away while the next pass runs."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
-    copies: list[Tensor] = []
+    copies = []
     for number in range(3):
         step(by, model, optimizer, number)
         kept = [one.grad for one in net.parameters()]
         go = threading.Event()
 
-        def copy(kept: list[Any] = kept, go: threading.Event = go) -> None:
+        def copy(kept=kept, go=go):
             go.wait()
             copies.extend(one.clone() for one in kept)
 
@@ -39,7 +35,7 @@ def shares_gradients_with_a_thread(by: Way) -> Found:
 
 
 @habit(kind=1)
-def is_forked(by: Way) -> Found:
+def is_forked(by):
     """A child changes gradients and weights, which are copies of its own: the parent's stay."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -65,7 +61,7 @@ def is_forked(by: Way) -> Found:
 
 
 @habit(kind=1, oracle=False, without=("backend",))
-def trains_in_a_child(by: Way) -> Found:
+def trains_in_a_child(by):
     """A forked child trains its copy, as workers of A3C do. (Under DDP it waits for ever.)"""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
@@ -92,18 +88,7 @@ def trains_in_a_child(by: Way) -> Found:
 
 
 @habit(kind=1)
-def is_shared(by: Way) -> Found:
-    """``share_memory()`` in the middle of training."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer)
-    net.share_memory()
-    train(by, model, optimizer, 5)
-    return {"shared": all(one.is_shared() for one in net.parameters()), "weights": weights(net)}
-
-
-@habit(kind=1)
-def is_shared_before(by: Way) -> Found:
+def is_shared_before(by):
     """``share_memory()`` before the model is wrapped: other processes go on seeing the weights."""
     net, optimizer = mlp()
     net.share_memory()
@@ -118,7 +103,7 @@ def is_shared_before(by: Way) -> Found:
 
 
 @habit(kind=1)
-def is_passed_to_a_process(by: Way) -> Found:
+def is_passed_to_a_process(by):
     """The model as an argument of a process that is spawned: its tensors, and gradients, move into shared memory."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)

@@ -1,27 +1,25 @@
 """Programs with sparse gradients."""
 
-from __future__ import annotations
-
 import torch
-from habits.case import Found, Way, gradients, habit, weights
-from torch import Tensor, nn
+from habits.case import gradients, habit, weights
+from torch import nn
 
 
 class Lookup(nn.Module):
     """Sums of rows of two tables, and a layer behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(7)
         self.words = nn.Embedding(20, 4, sparse=True)
         self.bags = nn.EmbeddingBag(10, 4, sparse=True, mode="sum")
         self.last = nn.Linear(4, 20)
 
-    def forward(self, words: Tensor, bags: Tensor) -> Tensor:
+    def forward(self, words, bags):
         return self.last(self.words(words).sum(1) + self.bags(bags))
 
 
-def numbers(by: Way, step: int) -> tuple[Tensor, Tensor]:
+def numbers(by, step):
     """As many on no two ranks, some twice."""
     generator = torch.Generator().manual_seed(100 * step + by.rank)
     words = torch.randint(0, 20, (3, 2 + by.rank), generator=generator)
@@ -29,7 +27,7 @@ def numbers(by: Way, step: int) -> tuple[Tensor, Tensor]:
 
 
 @habit(kind=3)
-def trains_sparse_embeddings(by: Way) -> Found:
+def trains_sparse_embeddings(by):
     """``Embedding(sparse=True)``, also over two passes and in no_sync."""
     net = Lookup()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -49,13 +47,13 @@ def trains_sparse_embeddings(by: Way) -> Found:
 
 
 @habit(kind=3)
-def keeps_sparse_gradients(by: Way) -> Found:
+def keeps_sparse_gradients(by):
     """Gradients that are set to zero, not to None, of tables in float64 with padding, and one that is kept."""
     net = Lookup().double()
     net.words.padding_idx = 3
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = by.wrap(net, optimizer)
-    kept: list[Tensor] = []
+    kept = []
     for step in range(4):
         optimizer.zero_grad(set_to_none=False)
         model(*numbers(by, step)).square().mean().backward()
@@ -68,7 +66,7 @@ def keeps_sparse_gradients(by: Way) -> Found:
 
 
 @habit(kind=3)
-def uses_sparse_adam(by: Way) -> Found:
+def uses_sparse_adam(by):
     """One optimizer for the tables, and another one for the rest."""
     net = Lookup()
     sparse = torch.optim.SparseAdam([net.words.weight, net.bags.weight], lr=0.01)

@@ -1,18 +1,12 @@
 """DDP over backend "bagua" with plans of ours: ``bagua.ddp_hook`` and BAGUA_ALGORITHM. What can't be is an error on
 every rank."""
 
-from __future__ import annotations
-
 import functools
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from rig.ranks.engine_hosts import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +16,7 @@ from bagua.torch_api import data_parallel
 
 TWO_HOSTS = [[0], [1]]
 WAIT_S = 240.0
-CHOICES: dict[str, dict[str, Any]] = {
+CHOICES = {
     "gradient_allreduce": {},
     "bytegrad": {},
     "power_sgd": {"rank": 2},
@@ -32,7 +26,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def begin(folder: str, backend: str = "bagua") -> int:
+def begin(folder, backend="bagua"):
     import bagua.c10d  # noqa: F401 - before torch 2.5 nothing else would register it
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -46,7 +40,7 @@ class Layers(nn.Module):
     ``order``: in which layers are applied; they are registered in the order of their numbers. Gradients come from the
     last one on."""
 
-    def __init__(self, order: list[int]) -> None:
+    def __init__(self, order):
         super().__init__()
         torch.manual_seed(4)
         self.order = order
@@ -54,14 +48,14 @@ class Layers(nn.Module):
             weight = nn.Parameter(torch.randn(24, 24) / 5)
             self.register_parameter(str(layer), weight)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         weights = list(self.parameters())
         for layer in self.order:
             x = torch.tanh(x @ weights[layer])
         return x
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[torch.Tensor]:
+def train(model, optimizer, steps=5):
     for step in range(steps):
         generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
         inputs = torch.randn(8, 24, generator=generator)
@@ -71,14 +65,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) ->
     return [one.detach().clone() for one in model.parameters()]
 
 
-def in_ddp(hook: Callable[..., Any] | None, order: list[int], **options: Any) -> list[torch.Tensor]:
+def in_ddp(hook, order, **options):
     model = DistributedDataParallel(Layers(order), **options)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return train(model, torch.optim.SGD(model.parameters(), lr=0.5))
 
 
-def with_bagua(name: str, order: list[int]) -> list[torch.Tensor]:
+def with_bagua(name, order):
     model = Layers(order)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     algorithm = bagua.algorithms.Algorithm.init(name.removesuffix("_later"), **CHOICES[name])
@@ -86,14 +80,14 @@ def with_bagua(name: str, order: list[int]) -> list[torch.Tensor]:
     return train(model, optimizer)
 
 
-def check_replicas(parameters: list[torch.Tensor]) -> None:
+def check_replicas(parameters):
     for one in parameters:
         others = [torch.empty_like(one) for _ in range(dist.get_world_size())]
         dist.all_gather(others, one)
         assert torch.equal(others[0], others[1])
 
 
-def rank_hooks(folder: str) -> None:
+def rank_hooks(folder):
     begin(folder)
     straight = [2, 1, 0]
     exact = in_ddp(None, straight)
@@ -106,12 +100,12 @@ def rank_hooks(folder: str) -> None:
         assert alike == (name == "gradient_allreduce"), name
 
 
-def test_a_hook_gives_what_a_wrapped_model_gives(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_hook_gives_what_a_wrapped_model_gives(ranks, tmp_path):
     """Bit by bit, for each algorithm, between two hosts."""
     ranks.run(rank_hooks, hosts=TWO_HOSTS, folder=str(tmp_path))
 
 
-def rank_buckets_made_anew(folder: str) -> None:
+def rank_buckets_made_anew(folder):
     """Gradients come in another order than that of registration, so DDP has other buckets from the second step on."""
     begin(folder)
     turned = [2, 0, 3, 1]
@@ -127,18 +121,18 @@ def rank_buckets_made_anew(folder: str) -> None:
     check_replicas(unused)
 
 
-def test_state_outlives_buckets_that_ddp_makes_anew(ranks: Ranks, tmp_path: Path) -> None:
+def test_state_outlives_buckets_that_ddp_makes_anew(ranks, tmp_path):
     ranks.run(rank_buckets_made_anew, hosts=TWO_HOSTS, folder=str(tmp_path))
 
 
-def rank_variable(folder: str) -> list[torch.Tensor]:
+def rank_variable(folder):
     begin(folder)
     found = in_ddp(None, [0, 1, 2])
     check_replicas(found)
     return found
 
 
-def test_the_variable_chooses_without_touching_code(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_variable_chooses_without_touching_code(ranks, tmp_path):
     (tmp_path / "plain").mkdir()
     plain = ranks.run(rank_variable, hosts=TWO_HOSTS, folder=str(tmp_path / "plain"))[0]
     ranks.close()
@@ -150,7 +144,7 @@ def test_the_variable_chooses_without_touching_code(ranks: Ranks, tmp_path: Path
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
-def rank_with_uneven_batches(folder: str) -> None:
+def rank_with_uneven_batches(folder):
     """Rank r has 2 + 2 r batches."""
     rank = begin(folder)
     bagua.init_process_group()
@@ -173,11 +167,11 @@ def rank_with_uneven_batches(folder: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_join_means_what_it_does_in_ddp_on_gloo(ranks: Ranks, tmp_path: Path) -> None:
+def test_join_means_what_it_does_in_ddp_on_gloo(ranks, tmp_path):
     ranks.run(rank_with_uneven_batches, 2, folder=str(tmp_path))
 
 
-def check_refusals() -> None:
+def check_refusals():
     """Algorithms that have no place in DDP, and words that name none."""
     for text in ("local_sgd:interval=4", "decentralized", "qadam", "one_bit_adam", "async", "diloco:interval=4"):
         os.environ["BAGUA_ALGORITHM"] = text
@@ -199,13 +193,13 @@ def check_refusals() -> None:
         bagua.ddp_hook("power_sgd", rnak=8)
 
 
-def train_once(hook: Callable[..., Any]) -> None:
+def train_once(hook):
     model = DistributedDataParallel(Layers([0]))
     model.register_comm_hook(None, hook)
     model(torch.ones(2, 24)).sum().backward()
 
 
-def check_changed_model() -> None:
+def check_changed_model():
     """A hook with state goes on with another model. Ranks choose different algorithms."""
     hook = bagua.ddp_hook("power_sgd", rank=2)
     in_ddp(hook, [0, 1])
@@ -218,7 +212,7 @@ def check_changed_model() -> None:
     in_ddp(again, [0, 1, 2])
 
 
-def check_mixed() -> None:
+def check_mixed():
     """with_bagua and DDP on one model."""
     model = Layers([0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -237,7 +231,7 @@ def check_mixed() -> None:
 REFUSALS = {"algorithms": check_refusals, "a model that changes": check_changed_model, "two wrappers": check_mixed}
 
 
-def rank_refusals(folder: str) -> None:
+def rank_refusals(folder):
     """Each of them is an error on every rank, and leaves the ranks in step."""
     begin(folder)
     for name, check in REFUSALS.items():
@@ -246,11 +240,11 @@ def rank_refusals(folder: str) -> None:
         print(f"passed {name}", flush=True)
 
 
-def test_what_can_not_be_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_can_not_be_is_refused_on_all_ranks(ranks, tmp_path):
     ranks.run(rank_refusals, 2, folder=str(tmp_path))
 
 
-def rank_with_a_backend_for_each_device(folder: str, backend: str) -> bool:
+def rank_with_a_backend_for_each_device(folder, backend):
     """Whether the chosen algorithm is in use. One that has no place in DDP is refused there, and nowhere else."""
     begin(folder, backend)
     found = in_ddp(None, [0, 1, 2])
@@ -267,9 +261,7 @@ def rank_with_a_backend_for_each_device(folder: str, backend: str) -> bool:
 
 
 @pytest.mark.parametrize(("backend", "ours"), [("cpu:bagua,cuda:gloo", True), ("cpu:gloo,cuda:bagua", False)])
-def test_the_variable_counts_where_the_backend_carries_the_parameters(
-    ranks: Ranks, tmp_path: Path, backend: str, ours: bool
-) -> None:
+def test_the_variable_counts_where_the_backend_carries_the_parameters(ranks, tmp_path, backend, ours):
     environment = {"BAGUA_ALGORITHM": "bytegrad"}
     found = ranks.run(
         rank_with_a_backend_for_each_device,
@@ -282,7 +274,7 @@ def test_the_variable_counts_where_the_backend_carries_the_parameters(
     assert all(("BAGUA_ALGORITHM has no effect" in rank.output) != ours for rank in ranks.started)
 
 
-def rank_shares_a_session(folder: str) -> None:
+def rank_shares_a_session(folder):
     """The library began first, and was told to leave torch.distributed alone."""
     bagua.init_process_group()
     assert not dist.is_initialized()
@@ -301,11 +293,11 @@ def rank_shares_a_session(folder: str) -> None:
     bagua.destroy_process_group()
 
 
-def test_the_library_and_torch_share_a_session(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_library_and_torch_share_a_session(ranks, tmp_path):
     ranks.run(rank_shares_a_session, 2, environment={"BAGUA_TORCH_DISTRIBUTED": "0"}, folder=str(tmp_path))
 
 
-def rank_in_elastic_job(folder: str) -> None:
+def rank_in_elastic_job(folder):
     rank = begin(folder)
     model = DistributedDataParallel(Layers([0, 1]))
     for step in range(100):
@@ -314,7 +306,7 @@ def rank_in_elastic_job(folder: str) -> None:
         model(torch.ones(4, 24)).sum().backward()
 
 
-def test_ddp_in_an_elastic_job_ends_when_a_rank_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+def test_ddp_in_an_elastic_job_ends_when_a_rank_is_lost(ranks, tmp_path):
     ranks.start(rank_in_elastic_job, 3, elastic=True, folder=str(tmp_path))
     ranks.wait(WAIT_S)
     for rank in ranks.started:
@@ -325,11 +317,11 @@ def test_ddp_in_an_elastic_job_ends_when_a_rank_is_lost(ranks: Ranks, tmp_path: 
     assert "with_bagua() is the way" in ranks.started[0].output, ranks.started[0].output
 
 
-def rank_hook_in_elastic_job(folder: str) -> None:
+def rank_hook_in_elastic_job(folder):
     begin(folder)
     with pytest.raises(ConfigError, match="elastic job"):
         train_once(bagua.ddp_hook("bytegrad"))
 
 
-def test_hooks_are_refused_in_elastic_jobs(ranks: Ranks, tmp_path: Path) -> None:
+def test_hooks_are_refused_in_elastic_jobs(ranks, tmp_path):
     ranks.run(rank_hook_in_elastic_job, 2, elastic=True, folder=str(tmp_path))

@@ -1,11 +1,8 @@
 """Groups that programs make over lists of backends, and what torch finds out about them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
-from rig.ranks.pool import Pools
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
@@ -20,7 +17,7 @@ LISTS = {
 """Default backend by list. torch warns at the end of a group that has none, and asks it for nothing."""
 
 
-def rank_default_backends() -> dict[str, str]:
+def rank_default_backends():
     found = {}
     for backends in LISTS:
         group = dist.new_group(backend=backends)
@@ -33,11 +30,11 @@ def rank_default_backends() -> dict[str, str]:
     return found
 
 
-def test_each_list_of_backends_has_a_default(pools: Pools) -> None:
+def test_each_list_of_backends_has_a_default(pools):
     assert pools([0, 1]).run(rank_default_backends) == [LISTS, LISTS]
 
 
-def rank_gathers_shards(backend: str) -> float | None:
+def rank_gathers_shards(backend):
     group = dist.new_group(backend=backend)
     specification = ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"])
     sharded = sharded_tensor.ones(specification, 4, 2, process_group=group)
@@ -48,5 +45,5 @@ def rank_gathers_shards(backend: str) -> float | None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU torch asks for a tensor on it")
 @pytest.mark.parametrize("backend", ["bagua", "cpu:bagua"])
-def test_shards_are_gathered_where_there_is_no_gpu(pools: Pools, backend: str) -> None:
+def test_shards_are_gathered_where_there_is_no_gpu(pools, backend):
     assert pools([0, 1]).run(rank_gathers_shards, backend=backend) == [8.0, None]

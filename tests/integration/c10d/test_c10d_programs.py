@@ -3,13 +3,10 @@
 All programs (unmodified/) run on the same ranks, one after the other, each on both backends.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rig.ranks.scenarios import check_passed
@@ -24,7 +21,7 @@ DEADLINE_S = 600.0
 pytestmark = pytest.mark.timeout(700)
 
 
-def rank_programs(names: list[str], folder: str) -> None:
+def rank_programs(names, folder):
     """In a rank: says on standard output which went well."""
     faulthandler.enable()
     warnings.filterwarnings("ignore", module=r"torch\.")  # as of deprecated parts that it uses itself
@@ -36,7 +33,7 @@ def rank_programs(names: list[str], folder: str) -> None:
         print(f"passed {name}", flush=True)
 
 
-def run(folder: Path, make_ranks: Any, nprocs: int, names: list[str]) -> list[str]:
+def run(folder, make_ranks, nprocs, names):
     """The output of every rank."""
     with make_ranks(folder) as ranks:
         started = ranks.start(rank_programs, nprocs, names=names, folder=str(folder))
@@ -45,30 +42,30 @@ def run(folder: Path, make_ranks: Any, nprocs: int, names: list[str]) -> list[st
 
 
 @pytest.fixture(scope="module")
-def outputs(request: Any, make_ranks: Any, tmp_path_factory: Any) -> list[str]:
+def outputs(request, make_ranks, tmp_path_factory):
     """They run the programs that tests ask for, as ``pytest -k`` may say."""
     wanted = {item.name for item in request.session.items}
     names = [name for name in NAMES if f"test_programs[{name}]" in wanted and name not in ABSENT]
     return run(tmp_path_factory.mktemp("ranks"), make_ranks, 2, names)
 
 
-def parameter(name: str) -> Any:
+def parameter(name):
     return pytest.param(name, marks=[pytest.mark.skip(reason=ABSENT[name])] if name in ABSENT else [])
 
 
 @pytest.mark.parametrize("name", [parameter(name) for name in NAMES])
-def test_programs(outputs: list[str], name: str) -> None:
+def test_programs(outputs, name):
     check_passed(outputs, name)
 
 
 @pytest.mark.full
 @pytest.mark.skipif("like torchtitan" in ABSENT, reason=ABSENT.get("like torchtitan", ""))
-def test_two_dimensions(tmp_path: Path, make_ranks: Any) -> None:
+def test_two_dimensions(tmp_path, make_ranks):
     """Four ranks: the loop like torchtitan's is sharded one way and tensor parallel the other way."""
     check_passed(run(tmp_path, make_ranks, 4, ["like torchtitan"]), "like torchtitan")
 
 
 @pytest.mark.full
-def test_compiled(tmp_path: Path, make_ranks: Any) -> None:
+def test_compiled(tmp_path, make_ranks):
     """torch.compile of a DDP model."""
     check_passed(run(tmp_path, make_ranks, 2, ["torch.compile of DDP"]), "torch.compile of DDP")

@@ -1,13 +1,10 @@
 """Programs that only say "bagua": no import, no daemon, no environment, or the one that torchrun sets."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -65,7 +62,7 @@ IMPORT = "" if torch.__version__ >= (2, 5) else "import bagua.c10d\n"  # torch 2
 
 @pytest.mark.full
 @pytest.mark.timeout(500)
-def test_without_a_daemon(tmp_path: Path) -> None:
+def test_without_a_daemon(tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(IMPORT + textwrap.dedent(SCRIPT))
     with tempfile.TemporaryDirectory(prefix="bg-") as runtime:  # short: Unix sockets lie there

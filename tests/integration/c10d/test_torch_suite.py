@@ -1,13 +1,10 @@
 """torch's own tests for backends pass: torch_suite.py runs them, torch-suite.md lists them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from rig.ranks.engine_hosts import Ranks
 from torch_suite import RANKS, outcome_of, run_suite
 
 pytest.importorskip("expecttest", reason="torch's suite needs expecttest")
@@ -21,7 +18,7 @@ REPRESENTATIVES = re.compile(
 )
 
 
-def check(ranks: Ranks, names: list[str], folder: Path, deadline_s: float) -> None:
+def check(ranks, names, folder, deadline_s):
     started = ranks.start(run_suite, RANKS, names=names, folder=str(folder))
     ranks.wait(deadline_s)
     found = outcome_of([rank.output for rank in started])
@@ -30,7 +27,7 @@ def check(ranks: Ranks, names: list[str], folder: Path, deadline_s: float) -> No
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the list is of torch 2.13's suite")
-def test_what_each_operation_rests_on(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_each_operation_rests_on(ranks, tmp_path):
     names = [name for name in PASSED if REPRESENTATIVES.fullmatch(name)]
     assert len(names) > 15
     check(ranks, names, tmp_path, 280)
@@ -39,5 +36,5 @@ def test_what_each_operation_rests_on(ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the list is of torch 2.13's suite")
-def test_all_that_gloo_passes(ranks: Ranks, tmp_path: Path) -> None:
+def test_all_that_gloo_passes(ranks, tmp_path):
     check(ranks, PASSED, tmp_path, 2300)

@@ -8,8 +8,6 @@ starts processes for each: nothing of a group may disturb the next one.
 after it: those alone. ``--gloo``: over Gloo itself.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -18,10 +16,9 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
 
 RANKS = 3
-REASONS: list[str] = []
+REASONS = []
 """For which the test that runs is skipped."""
 LISTS = ("PROFILING_SUPPORTED_BACKENDS", "CUDA_PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS")
 
@@ -29,10 +26,10 @@ LISTS = ("PROFILING_SUPPORTED_BACKENDS", "CUDA_PROFILING_SUPPORTED_BACKENDS", "S
 class LikeGloo(str):
     """The name of a backend for which tests choose what they choose for Gloo."""
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return other == "gloo" or str.__eq__(self, other)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other):
         return not self == other
 
     __hash__ = str.__hash__
@@ -41,12 +38,12 @@ class LikeGloo(str):
 class Reasons(logging.Handler):
     """Notes why torch skips a test: it tells its log alone."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         if "skipping test" in record.msg and record.args:
-            REASONS[:] = [str(record.args[-1])]  # type: ignore[index]
+            REASONS[:] = [str(record.args[-1])]
 
 
-def load(backend: str, folder: str = "/tmp") -> tuple[Any, Any]:
+def load(backend, folder="/tmp"):
     """torch's module, and the class of its tests. Those that begin anew meet in a file of this folder."""
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), INIT_METHOD=f"file://{folder}/anew")
     os.environ.setdefault("TEMP_DIR", "/tmp")
@@ -66,13 +63,13 @@ def load(backend: str, folder: str = "/tmp") -> tuple[Any, Any]:
     return suite, Tests
 
 
-def all_names() -> list[str]:
+def all_names():
     """Of the tests, in their order."""
     _, tests = load("bagua")
     return sorted(name for name in dir(tests) if name.startswith("test_"))
 
 
-def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
+def run_one(suite, tests, name, folder):
     """ "passed", "skipped: why" or "failed: why", on this rank."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
@@ -89,7 +86,7 @@ def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
     ours, theirs = mp.Pipe()
     try:
         tests._run(rank, name, str(folder / "store"), theirs)
-        code: Any = 0
+        code = 0
     except SystemExit as ended:
         code = ended.code
     except BaseException:
@@ -105,7 +102,7 @@ def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
     return "failed: " + (str(ours.recv()) if ours.poll(1) else f"exit code {code}")
 
 
-def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str, str]:
+def run_suite(names, folder, backend="bagua"):
     """In a rank: the outcome of each test. Ends with the first that fails: others may wait for this rank in it."""
     import torch.distributed as dist
 
@@ -118,7 +115,7 @@ def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(Reasons())
-    found: dict[str, str] = {}
+    found = {}
     for name in names:
         dist.set_debug_level(dist.DebugLevel.OFF)  # some tests leave another one behind: torch starts processes anew
         begun = time.monotonic()
@@ -130,7 +127,7 @@ def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str
     return found
 
 
-def outcome_of(logs: list[str]) -> dict[str, str]:
+def outcome_of(logs):
     """The outcome of each test that began: passed where it did on all ranks, else the first other word."""
     by_rank = []
     for log in logs:
@@ -146,7 +143,7 @@ def outcome_of(logs: list[str]) -> dict[str, str]:
     return merged
 
 
-def main(names: list[str]) -> int:
+def main(names):
     """Runs tests, and again what follows one that failed."""
     import shutil
     import tempfile
@@ -156,7 +153,7 @@ def main(names: list[str]) -> int:
 
     backend = "gloo" if "--gloo" in names else "bagua"
     left = [name for name in names if name != "--gloo"] or all_names()
-    outcomes: dict[str, str] = {}
+    outcomes = {}
     while left:
         folder = Path(tempfile.mkdtemp(prefix="suite-"))
         with make_ranks(folder) as ranks:

@@ -1,28 +1,22 @@
 """Jobs on hosts that are processes, ended at the end of the test."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the package plane, whose programs import it too
 
-from plane.relay import Relay
 from plane.world import Hosts, Job
-
-MakeJob = Callable[..., Job]
+from rig.peer_relay import Relay
 
 
 @pytest.fixture
-def make_hosts() -> Iterator[Callable[[int], Hosts]]:
+def make_hosts():
     """``make_hosts(number)`` -> Hosts."""
-    made: list[Hosts] = []
+    made = []
 
-    def make(number: int) -> Hosts:
+    def make(number):
         made.append(Hosts(number))
         return made[-1]
 
@@ -32,15 +26,13 @@ def make_hosts() -> Iterator[Callable[[int], Hosts]]:
 
 
 @pytest.fixture
-def make_job(make_hosts: Callable[[int], Hosts]) -> Iterator[MakeJob]:
+def make_job(make_hosts):
     """``make_job(layout, hosts=..., relays=..., **engine_options)`` -> Job whose ranks have joined. A list given as
     ``relays`` is filled with one relay for each host, through which the others reach it."""
-    made: list[Job] = []
-    relaying: list[Relay] = []
+    made = []
+    relaying = []
 
-    def make(
-        layout: Sequence[Sequence[int]], hosts: Hosts | None = None, relays: list[Relay] | None = None, **options: Any
-    ) -> Job:
+    def make(layout, hosts=None, relays=None, **options):
         job = Job(hosts or make_hosts(len(layout)), layout, **options)
         made.append(job)
         if relays is not None:
@@ -57,6 +49,6 @@ def make_job(make_hosts: Callable[[int], Hosts]) -> Iterator[MakeJob]:
 
 
 @pytest.fixture
-def operation_bytes(request: pytest.FixtureRequest) -> int:
+def operation_bytes(request):
     """How large the operations are during which something goes wrong."""
     return 64 << 20 if request.config.getoption("--full") else 8 << 20

@@ -1,26 +1,18 @@
 """All-reduces that cross between hosts encoded: within the codec's bound, the same bits everywhere and in every run."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from plane import cases, codecs, world
-
-from bagua.csrc import load
+from plane import cases, codecs
 
 SIZES = [0, 1, 3, 100, 1023, 1024, 1025, 4095, 16384, 70_001]
 LAYOUTS = {"two hosts": [[0], [1, 2]], "four hosts": [[0, 3], [1], [2], [4, 5]]}
 LIMIT_S = 600.0  # with --full: vectors of 64 MiB through every codec, on one core for all ranks
-MakeJob = Callable[..., world.Job]
 
 
 @pytest.mark.timeout(2 * LIMIT_S + 100)
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=pytest.mark.full if name == "four hosts" else ()) for name in LAYOUTS]
 )
-def test_error_bounds(make_job: MakeJob, layout: str, request: pytest.FixtureRequest) -> None:
+def test_error_bounds(make_job, layout, request):
     hosts = LAYOUTS[layout]
     ranks = sum(map(len, hosts))
     large = [(1 << 20) + 17, 1 << 24] if request.config.getoption("--full") else [300_007]
@@ -35,15 +27,7 @@ def test_error_bounds(make_job: MakeJob, layout: str, request: pytest.FixtureReq
     assert found[0] == found[1], "another run has other bits"
 
 
-def test_one_host_encodes_nothing(make_job: MakeJob) -> None:
-    todo = cases.coded(2, [1000, 70_001])
-    job = make_job([[0, 1]])
-    job.ask("alloc", nbytes=cases.segment_bytes(todo, 2))
-    job.verify(todo)  # within the bounds of float32
-    job.leave()
-
-
-def one_case(name: str, count: int, **more: Any) -> cases.Case:
+def one_case(name, count, **more):
     density = codecs.DENSITY if name == "topk" else 0
     return {
         "kind": "allreduce", "dtype": "float32", "op": "AVG", "count": count, "root": -1, "in_place": False,
@@ -51,7 +35,7 @@ def one_case(name: str, count: int, **more: Any) -> cases.Case:
     }  # fmt: skip
 
 
-def test_error_feedback(make_job: MakeJob) -> None:
+def test_error_feedback(make_job):
     """With a residual the mean of many results comes near what is right, also for codecs that are far off each time; a
     communicator made anew begins with nothing left over."""
     job = make_job([[0], [1, 2]])
@@ -60,22 +44,4 @@ def test_error_feedback(make_job: MakeJob) -> None:
         plain = job.ask("feedback", case=one_case(name, 40_000), rounds=2)[0]["error"]
         fed = job.ask("feedback", case=one_case(name, 40_000, residual=number), rounds=48)[0]["error"]
         assert fed < 0.35 * plain, (name, plain, fed)
-    job.leave()
-
-
-@pytest.mark.parametrize("layout", [[[0], [1]], [[0, 1], [2, 3]]], ids=["1 + 1", "2 + 2"])
-def test_bytes_between_hosts(make_job: MakeJob, layout: list[list[int]]) -> None:
-    """Two hosts send one encoded vector each, in two halves, whatever the number of ranks."""
-    core, count = load(), 1 << 18
-    job = make_job(layout)
-    job.ask("alloc", nbytes=(count << 2) + 4096)
-    for name in codecs.NAMES:
-        case = one_case(name, count)
-        job.verify([case])
-        before = [job.state(host)["stats"]["bytes_sent"] for host in (0, 1)]
-        job.verify([case])
-        after = [job.state(host)["stats"]["bytes_sent"] for host in (0, 1)]
-        encoded = core.encoded_bytes(core.CODECS[name], count, case["density"])
-        for was, now in zip(before, after, strict=True):
-            assert encoded <= now - was <= 1.03 * encoded + 2048, (name, now - was, encoded)
     job.leave()

@@ -4,26 +4,19 @@ The sample here takes some seconds. ``pytest tests/integration/data_plane --full
 1 GiB: see tests/README.md.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from plane import cases, reference
 
-Layout = list[list[int]]
-Run = tuple[list[list[int]], float]
 SMALL_CHUNK, CHUNK = 16384, 524288
 
-SAMPLED: dict[str, tuple[Layout, int]] = {
+SAMPLED = {
     "one rank": ([[0]], CHUNK),
     "three ranks": ([[0, 1, 2]], SMALL_CHUNK),
     "two hosts": ([[0], [1, 2]], CHUNK),
     "mixed ranks": ([[0, 3], [1], [2, 4]], SMALL_CHUNK),
     "eight ranks, four hosts": ([[0, 1], [2], [3, 4, 5], [6, 7]], SMALL_CHUNK),
 }
-FULL: dict[str, tuple[Layout, int]] = {
+FULL = {
     **{f"{n} ranks": ([list(range(n))], CHUNK) for n in range(1, 9)},
     **{f"{n} hosts": ([[rank] for rank in range(n)], CHUNK) for n in range(2, 5)},
     "2 + 2": ([[0, 1], [2, 3]], CHUNK),
@@ -37,7 +30,7 @@ FULL: dict[str, tuple[Layout, int]] = {
 BATCH = 400  # cases that a rank gets at once
 
 
-def run(make_job: Callable[..., Any], layout: Layout, chunk: int, todo: list[cases.Case], check: bool = True) -> Run:
+def run(make_job, layout, chunk, todo, check=True):
     """All cases in one job."""
     job = make_job(layout, chunk_bytes=chunk)
     job.ask("alloc", nbytes=cases.segment_bytes(todo, job.size))
@@ -58,7 +51,7 @@ def run(make_job: Callable[..., Any], layout: Layout, chunk: int, todo: list[cas
         for name in SAMPLED
     ],
 )
-def test_sample(make_job: Callable[..., Any], name: str) -> None:
+def test_sample(make_job, name):
     """Every pair of dtype and op, and every kind, at sizes where something changes; twice, with the same bits."""
     layout, chunk = SAMPLED[name]
     ranks = sum(map(len, layout))
@@ -72,17 +65,10 @@ def test_sample(make_job: Callable[..., Any], name: str) -> None:
     assert again == digests
 
 
-def test_some_mebibytes(make_job: Callable[..., Any]) -> None:
-    """Many chunks in flight on all streams."""
-    todo = [case for case in cases.large(3) if case["dtype"] in ("float32", "bfloat16")][-3:]
-    todo = [{**case, "count": (6 << 20) // reference.SIZE[case["dtype"]] + 3} for case in todo]
-    run(make_job, [[0, 1], [2]], CHUNK, todo)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FULL)
-def test_everything(make_job: Callable[..., Any], name: str) -> None:
+def test_everything(make_job, name):
     layout, chunk = FULL[name]
     ranks = sum(map(len, layout))
     todo = list(cases.full(ranks, len(layout), chunk))
@@ -94,27 +80,9 @@ def test_everything(make_job: Callable[..., Any], name: str) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", [[[0, 1]], [[0], [1]]], ids=["one host", "two hosts"])
-def test_up_to_a_gibibyte(make_job: Callable[..., Any], layout: Layout) -> None:
+def test_up_to_a_gibibyte(make_job, layout):
     """Needs 6 GiB of memory."""
     todo = list(cases.large(2))
     digests, _ = run(make_job, layout, CHUNK, todo)
     again, _ = run(make_job, layout, CHUNK, todo, check=False)
     assert again == digests
-
-
-def test_a_wrong_result_is_noticed() -> None:
-    """The comparison itself: one unit too much is an error, and so are a lost nan and a swapped chunk."""
-    values = reference.table("float32", "SUM", False)
-    parts = [reference.window(0, 1000, rank, 0, values) for rank in range(4)]
-    want, magnitude = reference.reduced(parts, "SUM", "float32")
-    allowed = reference.bound("float32", "SUM", 4, 2, want, magnitude)
-    right = want.astype("float32").astype("float64")
-    assert reference.compare(right, want, allowed)[0] == -1
-    for index, error in ((17, 2.1 * allowed[17]), (999, float("nan")), (0, float("inf"))):
-        wrong = right.copy()
-        wrong[index] += error
-        assert reference.compare(wrong, want, allowed)[0] == index
-    swapped = right.reshape(2, 500)[::-1].reshape(-1)
-    assert reference.compare(swapped, want, allowed)[0] == 0
-    exact, total = reference.reduced([part.astype("int32") for part in parts], "SUM", "int32")
-    assert reference.compare(exact + (total > 3), exact, reference.bound("int32", "SUM", 4, 2, exact, total))[0] >= 0

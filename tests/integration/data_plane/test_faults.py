@@ -1,36 +1,25 @@
 """Faults while large operations run: who waits for whom is told, errors name the peer, memory stays bounded, nothing is
 left behind, and no wrong result ever."""
 
-from __future__ import annotations
-
 import re
-import secrets
 import signal
-import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-import pytest
 from plane import world
-
-if TYPE_CHECKING:
-    from plane.relay import Relay
 
 LAYOUT = [[0, 1], [2]]
 SLACK = 24 << 20  # bytes by which a process may grow for other reasons than data that nobody takes
-MakeJob = Callable[..., Any]
 
 
-def under_load(make_job: MakeJob, nbytes: int, **options: Any) -> world.Job:
+def under_load(make_job, nbytes, **options):
     """A job whose ranks are in the midst of all-reduces of ``nbytes``."""
-    job: world.Job = make_job(LAYOUT, **options)
+    job = make_job(LAYOUT, **options)
     began = job.ask("load", nbytes=nbytes, depth=2)
     assert all(answer == {"began": True} for answer in began.values()), began
     return job
 
 
-def finish(job: world.Job) -> None:
+def finish(job):
     """Ends the load; all results of all ranks were right, and as many."""
     done_before = [job.state(host)["stats"]["ops"] for host in range(len(LAYOUT))]
     world.wait_for(
@@ -45,7 +34,7 @@ def finish(job: world.Job) -> None:
     job.leave()
 
 
-def test_stalled_rank(make_job: MakeJob, operation_bytes: int) -> None:
+def test_stalled_rank(make_job, operation_bytes):
     job = under_load(make_job, operation_bytes)
     world.stop(job.ranks[1])
     first = world.wait_for(lambda: job.state(0, 0.3)["waiting"], 60.0)
@@ -58,7 +47,7 @@ def test_stalled_rank(make_job: MakeJob, operation_bytes: int) -> None:
     finish(job)
 
 
-def test_stalled_host(make_job: MakeJob, operation_bytes: int) -> None:
+def test_stalled_host(make_job, operation_bytes):
     """The daemon of host 1 stops; TCP holds host 0 back, whose memory does not grow."""
     job = under_load(make_job, operation_bytes)
     before = [world.held_by(process.pid).resident for process in (job.hosts.processes[0], job.ranks[0])]
@@ -71,31 +60,14 @@ def test_stalled_host(make_job: MakeJob, operation_bytes: int) -> None:
     finish(job)
 
 
-def test_stalled_network(make_job: MakeJob, operation_bytes: int) -> None:
-    """Nothing moves between the hosts for a while, in either direction."""
-    relays: list[Relay] = []
-    job = under_load(make_job, operation_bytes, relays=relays)
-    before = [world.held_by(process.pid).resident for process in job.hosts.processes]
-    for relay in relays:
-        relay.stall()
-    for host, other in ((0, "host 1 (rank 2)"), (1, "host 0 (ranks 0, 1)")):
-        waiting = world.wait_for(lambda host=host: job.state(host, 1.0)["waiting"], 60.0)
-        assert other in waiting, waiting
-    after = [world.held_by(process.pid).resident for process in job.hosts.processes]
-    assert all(now < was + SLACK for was, now in zip(before, after, strict=True)), (before, after)
-    for relay in relays:
-        relay.go_on()
-    finish(job)
-
-
-def failed(job: world.Job, ranks: list[int]) -> list[str]:
+def failed(job, ranks):
     """The errors that these ranks get."""
     answers = job.answers(ranks, timeout=30.0)
     assert all("error" in answer for answer in answers.values()), answers
     return [answer["error"] for answer in answers.values()]
 
 
-def test_killed_host(make_hosts: Callable[[int], world.Hosts], make_job: MakeJob, operation_bytes: int) -> None:
+def test_killed_host(make_hosts, make_job, operation_bytes):
     hosts = make_hosts(2)
     make_job(LAYOUT, hosts=hosts, name="first").leave()  # what is made once has been made
     base = world.held_by(hosts.processes[0].pid)
@@ -113,10 +85,10 @@ def test_killed_host(make_hosts: Callable[[int], world.Hosts], make_job: MakeJob
     assert_back_at(hosts.processes[0].pid, base)
 
 
-def assert_back_at(pid: int, base: world.Held) -> None:
+def assert_back_at(pid, base):
     """The process holds no more than ``base`` again. Memory: the allocator may keep some."""
 
-    def back() -> bool:
+    def back():
         now = world.held_by(pid)
         return (now.descriptors, now.threads) == (
             base.descriptors,
@@ -127,21 +99,20 @@ def assert_back_at(pid: int, base: world.Held) -> None:
     assert world.held_by(pid).mappings <= base.mappings + 8, (world.held_by(pid), base)
 
 
-@pytest.mark.parametrize("connection", [0, 2])
-def test_cut_connection(make_job: MakeJob, operation_bytes: int, connection: int) -> None:
+def test_cut_connection(make_job, operation_bytes):
     """One of the streams between two hosts breaks: both sides say with whom."""
-    relays: list[Relay] = []
+    relays = []
     job = under_load(make_job, operation_bytes, relays=relays)
     used = next(relay for relay in relays if relay.pairs)
-    used.cut(connection)
+    used.cut(2)
     errors = failed(job, [0, 1, 2])
     assert any(re.search(r"host [01] \(ranks? [0-2, ]+\)", error) for error in errors), errors
     assert all("host 0" in error or "host 1" in error for error in errors), errors
 
 
-def test_corrupt_stream(make_job: MakeJob, operation_bytes: int) -> None:
+def test_corrupt_stream(make_job, operation_bytes):
     """A flipped bit ends the job with an error that says so, and never gives a wrong result."""
-    relays: list[Relay] = []
+    relays = []
     job = under_load(make_job, operation_bytes, relays=relays)
     next(relay for relay in relays if relay.pairs).corrupt()
     errors = failed(job, [0, 1, 2])
@@ -149,32 +120,7 @@ def test_corrupt_stream(make_job: MakeJob, operation_bytes: int) -> None:
     assert all("host 0" in error or "host 1" in error for error in errors), errors
 
 
-def test_garbage_on_every_socket(make_job: MakeJob, operation_bytes: int) -> None:
-    job = under_load(make_job, operation_bytes)
-    strangers = []
-    for index, path in enumerate(job.sockets):
-        for message in (secrets.token_bytes(64), b"x", b"BUGA" + bytes(60), secrets.token_bytes(8192)):
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stranger.connect(path)
-            stranger.send(message)
-            strangers.append(stranger)
-        host, port = job.addresses[index].rsplit(":", 1)
-        for message in (secrets.token_bytes(4096), b"GET / HTTP/1.1\r\n\r\n", b"BGUF" + bytes(60)):
-            stranger = socket.create_connection((host, int(port)))
-            stranger.sendall(message)
-            strangers.append(stranger)
-    for host in range(len(LAYOUT)):
-        world.wait_for(
-            lambda host=host: job.state(host)["stats"]["bad_connections"] >= 6, 30.0, lambda host=host: job.state(host)
-        )
-    finish(job)
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_killed_rank_takes_nothing_along(
-    make_hosts: Callable[[int], world.Hosts], make_job: MakeJob, operation_bytes: int
-) -> None:
+def test_killed_rank_takes_nothing_along(make_hosts, make_job, operation_bytes):
     """The rank's memory, descriptors and threads in its daemon go with the job."""
     hosts = make_hosts(2)
     make_job(LAYOUT, hosts=hosts, name="first").leave()

@@ -1,25 +1,20 @@
 """Two jobs on the same hosts at once: both get on, and neither sees the other."""
 
-from __future__ import annotations
-
 import secrets
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from plane import world
 
 LAYOUT = [[0, 1], [2]]
-MakeJob = Callable[..., world.Job]
 
 
 @pytest.fixture
-def two_jobs(make_hosts: Callable[[int], world.Hosts], make_job: MakeJob) -> list[world.Job]:
+def two_jobs(make_hosts, make_job):
     hosts = make_hosts(2)
     return [make_job(LAYOUT, hosts=hosts, name=name) for name in ("one", "two")]
 
 
-def test_both_make_progress(two_jobs: list[world.Job]) -> None:
+def test_both_make_progress(two_jobs):
     """The same load in both: neither starves. The machine may favour one for a while, so the share of a quarter has to
     come true in one of the windows, of 40 MiB of the slower job each."""
     for job in two_jobs:
@@ -27,15 +22,15 @@ def test_both_make_progress(two_jobs: list[world.Job]) -> None:
     for job in two_jobs:
         assert all(answer == {"began": True} for answer in job.answers().values())
 
-    def local_bytes() -> list[int]:
+    def local_bytes():
         return [job.state()["stats"]["bytes_local"] for job in two_jobs]
 
-    windows: list[list[int]] = []
+    windows = []
     while not any(shares[1] < 4 * shares[0] for shares in windows):
         assert len(windows) < 5, windows
         before = local_bytes()
 
-        def shares(before: list[int] = before) -> list[int]:
+        def shares(before=before):
             return sorted(now - was for now, was in zip(local_bytes(), before, strict=True))
 
         world.wait_for(lambda shares=shares: shares()[0] > (40 << 20), 60.0, local_bytes)
@@ -48,7 +43,7 @@ def test_both_make_progress(two_jobs: list[world.Job]) -> None:
         job.leave()
 
 
-def test_no_memory_in_common(two_jobs: list[world.Job]) -> None:
+def test_no_memory_in_common(two_jobs):
     """A rank holds its own segments, channel and lifeline, and the pages of the job and of its generation, which its
     job's local ranks share; nothing of the other job, nor another rank's tensors."""
     for job in two_jobs:
@@ -60,7 +55,7 @@ def test_no_memory_in_common(two_jobs: list[world.Job]) -> None:
     assert not (one[0] | one[1]) & one[2], "another host"
 
 
-def test_tokens_of_one_job_open_nothing_of_the_other(two_jobs: list[world.Job]) -> None:
+def test_tokens_of_one_job_open_nothing_of_the_other(two_jobs):
     one, two = two_jobs
     answer = one.ranks[0].ask("knock", socket=two.sockets[0], token=one.tokens[0], rank=1)
     assert "wrong token" in answer["refused"]
@@ -68,27 +63,25 @@ def test_tokens_of_one_job_open_nothing_of_the_other(two_jobs: list[world.Job]) 
     assert two.state()["error"] == ""
 
 
-def test_segments_of_others_are_refused(two_jobs: list[world.Job]) -> None:
+def test_segments_of_others_are_refused(two_jobs):
     """The number of a segment of another rank of the same host means nothing."""
     one, two = two_jobs
     other = one.ranks[1].ask("alloc", nbytes=4096)["segments"][0]
     mine = one.ranks[0].ask("alloc", nbytes=4096)["segments"][0]
-    call: dict[str, Any] = {"count": 16, "src": [other, 0], "dst": [mine, 0]}
+    call = {"count": 16, "src": [other, 0], "dst": [mine, 0]}
     error = one.ranks[0].ask("call", calls=[["allreduce", "float32", call]])["error"]
     assert f"segment {other} as src, which it does not hold" in error
     assert two.state()["error"] == "", "the other job does not care"
     assert list(two.ask("barrier").values()) == [{}] * 3
 
 
-def refused(stats: dict[str, int]) -> int:
+def refused(stats):
     """Connections and messages of others that a host sent away."""
     return stats["bad_connections"] + stats["frames_dropped"]
 
 
 @pytest.mark.parametrize("what", ["key", "name", "generation"])
-def test_connections_of_another_job_are_refused(
-    make_hosts: Callable[[int], world.Hosts], make_job: MakeJob, what: str
-) -> None:
+def test_connections_of_another_job_are_refused(make_hosts, make_job, what):
     """A host that was told another job's address does not get in, and that job goes on."""
     hosts = make_hosts(2)
     job = make_job(LAYOUT, hosts=hosts, name="one")

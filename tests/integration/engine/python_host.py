@@ -25,12 +25,6 @@ MAGIC = 0x46554742
 TAG = 16
 
 
-def plain_header(kind: int, sequence: int) -> bytes:
-    """The header of a frame without a payload, with its checksum, as on a plain connection."""
-    header = HEADER.pack(MAGIC, HEADER.size, kind, 0, 1, 0, 0, 0, 0, sequence, 0, 0)[:-4]
-    return header + struct.pack("<I", load().crc32c(header))
-
-
 def expand(secret: bytes, label: bytes, size: int) -> bytes:
     return HKDFExpand(hashes.SHA256(), size, label).derive(secret)
 

@@ -1,15 +1,11 @@
 """Engines record the phases of their operations while somebody asks for it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 REQUEST = 7 << 16 | 3
 CALL = ["allreduce", "float32", {"count": 70_001, "label": "bucket 3"}]
 
 
-def test_phases_between_hosts(make_world: Callable[..., Any]) -> None:
+def test_phases_between_hosts(make_world):
+    """All that belongs to an operation is inside it, or right at its edge."""
     world = make_world([[0, 1], [2]], chunk_bytes=16384)
     for engine in world.engines:
         engine.start_trace(request=REQUEST, most=10_000)
@@ -17,7 +13,11 @@ def test_phases_between_hosts(make_world: Callable[..., Any]) -> None:
     for index, engine in enumerate(world.engines):
         spans, dropped = engine.stop_trace()
         assert dropped == 0 and engine.stop_trace() == ([], 0)
-        assert_operations(spans, 2)
+        operations = {(comm, sequence): times for phase, _, comm, sequence, *times in spans if phase == "operation"}
+        assert len(operations) == 2
+        for _, name, comm, sequence, begin, end, _, _ in spans:
+            first, last, *_ = operations[comm, sequence]
+            assert name == "bucket 3" and first <= begin <= end <= last
         phases = {phase for phase, *_ in spans}
         assert phases >= {"operation", "queued", "reduce", "send", "receive"}
         assert {peer for phase, *_, peer, _ in spans if phase in ("send", "receive", "host")} == {1 - index}
@@ -26,28 +26,10 @@ def test_phases_between_hosts(make_world: Callable[..., Any]) -> None:
         assert sum(size for phase, *_, size in spans if phase == "send") >= 2 * 4 * 70_001 // 2
 
 
-def assert_operations(spans: list[Any], number: int) -> None:
-    """All that belongs to an operation is inside it, or right at its edge."""
-    operations = {
-        (comm, sequence): (begin, end) for phase, _, comm, sequence, begin, end, *_ in spans if phase == "operation"
-    }
-    assert len(operations) == number
-    for _, name, comm, sequence, begin, end, _, _ in spans:
-        first, last = operations[comm, sequence]
-        assert name == "bucket 3"
-        assert first <= begin <= end <= last
-
-
-def test_phases_inside_a_host_and_their_limit(make_world: Callable[..., Any]) -> None:
+def test_phases_inside_a_host_and_their_limit(make_world):
     world = make_world([[0, 1]])
     world.engines[0].start_trace(request=REQUEST, most=4)
     world.run("call", calls=[[CALL] * 4] * 2)
     spans, dropped = world.engines[0].stop_trace()
     assert len(spans) == 4 and dropped > 0
     assert {phase for phase, *_ in spans} <= {"operation", "ranks", "reduce"}
-
-
-def test_nothing_is_recorded_unasked(make_world: Callable[..., Any]) -> None:
-    world = make_world([[0], [1]])
-    world.run("call", calls=[[CALL]] * 2)
-    assert world.engines[0].stop_trace() == ([], 0)

@@ -3,13 +3,9 @@
 The program is bagua.examples.hugging_face, which knows nothing of Bagua.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ LOOPS = ("trainer", "accelerate")
 SCENARIOS = (*LOOPS, "reports", "another backend")
 
 
-def losses_of(loop: str, folder: str) -> list[float]:
+def losses_of(loop, folder):
     """Of one training, whatever process group is up."""
     from accelerate.state import AcceleratorState, GradientState
 
@@ -38,7 +34,7 @@ def losses_of(loop: str, folder: str) -> list[float]:
     return hugging_face.train_with_accelerate(OPTIONS, model)
 
 
-def compare(loop: str, folder: str) -> None:
+def compare(loop, folder):
     import bagua.accelerate
 
     theirs = losses_of(loop, folder)
@@ -51,14 +47,14 @@ def compare(loop: str, folder: str) -> None:
     assert len(ours) == OPTIONS.steps and ours == theirs, (ours, theirs)
 
 
-def hear_reports(folder: str) -> None:
+def hear_reports(folder):
     """Values that the Trainer logs reach ``bagua.report``."""
     from transformers import Trainer, TrainingArguments
 
     import bagua.torch_api as bagua
     from bagua.accelerate import BaguaReport
 
-    heard: list[Any] = []
+    heard = []
     bagua.on_report(heard.append, all_ranks=True)
     arguments = TrainingArguments(folder, max_steps=2, logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
     model = hugging_face.make_model(0, torch.float32)
@@ -68,7 +64,7 @@ def hear_reports(folder: str) -> None:
         assert heard[0].metrics["loss"] > 0
 
 
-def rank_scenarios(names: list[str], folder: str) -> None:
+def rank_scenarios(names, folder):
     warnings.simplefilter("default")
     os.environ["ACCELERATE_USE_CPU"] = "true"
     import bagua.accelerate  # first of all, as a program does it
@@ -90,7 +86,7 @@ def rank_scenarios(names: list[str], folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]:
+def outputs(request, tmp_path_factory, run_in_ranks):
     """The output of every rank."""
     pytest.importorskip("transformers", reason="Transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
@@ -98,16 +94,16 @@ def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     folder = tmp_path_factory.mktemp("ranks")
     arguments = {"environment": environment, "names": names, "folder": str(folder)}
-    found: list[str] = run_in_ranks(folder, PRELOAD, rank_scenarios, **arguments)
+    found = run_in_ranks(folder, PRELOAD, rank_scenarios, **arguments)
     return found
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_hugging_face(outputs: list[str], name: str) -> None:
+def test_hugging_face(outputs, name):
     check_passed(outputs, name)
 
 
-def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_needs_no_group(monkeypatch):
     """A script that was not started as one of several ranks trains alone, as without Bagua."""
     monkeypatch.delenv("RANK", raising=False)
     from bagua import accelerate
@@ -117,16 +113,14 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys, helper\nprint(__name__, sys.argv[1:], helper.WORD)\n")
     (tmp_path / "helper.py").write_text("WORD = 'beside it'\n")
     return path
 
 
-def test_a_script_runs_as_python_would_run_it(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_runs_as_python_would_run_it(script, monkeypatch, capsys):
     from bagua.accelerate import __main__ as program
 
     monkeypatch.setattr("sys.path", [*__import__("sys").path])

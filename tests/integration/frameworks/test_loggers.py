@@ -1,14 +1,9 @@
 """Values of ``bagua.report`` reach the loggers that a user has."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,33 +18,33 @@ REPORT = Report(7, 10, {"loss": 0.5}, "", {"compute ms": 3.0})
 
 
 @pytest.fixture(autouse=True)
-def no_listeners() -> Iterator[None]:
+def no_listeners():
     with mock.patch.dict(LISTENERS, clear=True):
         yield
 
 
-def test_functions_hear_numbers() -> None:
-    heard: list[Report] = []
+def test_functions_hear_numbers():
+    heard = []
     bagua.on_report(heard.append)
     bagua.report(3, 10, {"loss": torch.tensor(0.25), "samples": 4}, "half way")
     assert heard == [Report(3, 10, {"loss": 0.25, "samples": 4.0}, "half way", {})]
 
 
-def test_other_ranks_are_heard_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_heard_where_it_is_wanted(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    first: list[Report] = []
-    every: list[Report] = []
+    first = []
+    every = []
     bagua.on_report(first.append)
     bagua.on_report(every.append, all_ranks=True)
     bagua.report(1)
     assert (len(first), len(every)) == (0, 1)
 
 
-def test_a_function_that_fails_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
+def test_a_function_that_fails_is_not_called_again(caplog):
+    calls = []
 
     @bagua.on_report
-    def fails(report: Report) -> None:
+    def fails(report):
         calls.append(report.step)
         raise OSError("disk full")
 
@@ -60,15 +55,7 @@ def test_a_function_that_fails_is_not_called_again(caplog: pytest.LogCaptureFixt
     assert "disk full" in caplog.text and "not called again" in caplog.text
 
 
-def test_values_that_are_no_numbers_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    bagua.on_report(lambda report: pytest.fail("nothing was to be reported"))
-    metrics: Any = {"loss": "high"}
-    with caplog.at_level(logging.WARNING, "bagua"):
-        bagua.report(1, metrics=metrics)
-    assert "ignored" in caplog.text
-
-
-def test_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard(tmp_path):
     """Written with torch's own writer, read with TensorBoard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TensorBoard's own parts
@@ -83,7 +70,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert (event.step, event.value) == (7, 0.5)
 
 
-def test_mlflow(tmp_path: Path) -> None:
+def test_mlflow(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # SQLAlchemy 2.1 warns of a call that MLflow makes
         import mlflow
@@ -95,7 +82,7 @@ def test_mlflow(tmp_path: Path) -> None:
     assert found == {"loss": 0.5, "bagua/compute ms": 3.0}
 
 
-def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb(tmp_path, monkeypatch):
     import wandb
 
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,17 +1,11 @@
 """``bagua.notebook_launcher``, called in processes that have imported torch and used nothing of it yet."""
 
-from __future__ import annotations
-
-import contextlib
-import io
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,17 +15,17 @@ from torch import distributed
 
 import bagua.torch_api as bagua
 from bagua import csrc
-from bagua.base.errors import BaguaError, ConfigError
+from bagua.base.errors import BaguaError
 from bagua.torch_api.notebook import cell, launcher
 
 DEADLINE_S = 240.0
 
 
 @pytest.fixture
-def in_a_process(tmp_path: Path) -> Callable[..., Any]:
+def in_a_process(tmp_path):
     """``in_a_process(function)``: what it returned in a process of its own, and what that printed."""
 
-    def run(function: Callable[..., Any], **arguments: Any) -> tuple[Any, str]:
+    def run(function, **arguments):
         result, log = tmp_path / "result.pt", tmp_path / "log"
         argv = [forking.RANK_MAIN, function.__code__.co_filename, function.__name__, result, json.dumps(arguments)]
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -49,7 +43,7 @@ def in_a_process(tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def train(steps: int) -> dict[str, Any]:
+def train(steps):
     bagua.init_process_group()
     torch.manual_seed(bagua.get_rank())
     model = torch.nn.Linear(2, 1)
@@ -65,15 +59,15 @@ def train(steps: int) -> dict[str, Any]:
     return {"weight": model.weight.detach(), "loss": loss.item(), "rank": bagua.get_rank()}
 
 
-def launches() -> Any:
-    shown: list[Any] = []
-    cell.Cell.progress = lambda _, *report: shown.append(report)  # type: ignore[method-assign, assignment]
+def launches():
+    shown = []
+    cell.Cell.progress = lambda _, *report: shown.append(report)
     names = {"train": train}
     exec(pages.part_by("test_ranks_train_and_rank_0_speaks", "docs/frameworks.md"), names)
     return names["weights"], shown
 
 
-def test_ranks_train_and_rank_0_speaks(in_a_process: Any) -> None:
+def test_ranks_train_and_rank_0_speaks(in_a_process):
     (result, shown), printed = in_a_process(launches)
     assert printed == "rank 0 of 2\n"
     assert result["rank"] == 0 and result["weight"].shape == (1, 2)
@@ -81,12 +75,12 @@ def test_ranks_train_and_rank_0_speaks(in_a_process: Any) -> None:
     assert (step, total, message) == (3, 3, "") and metrics["loss"] == pytest.approx(result["loss"])
 
 
-KEPT: list[torch.nn.Module] = []
+KEPT = []
 """Models outlive their process group. The last reference to Gloo's group must not go with one: its end joins a thread
 that may be waiting for the GIL, which is held then."""
 
 
-def train_with_ddp(backend: str) -> list[float]:
+def train_with_ddp(backend):
     """A loss for each step."""
     distributed.init_process_group(backend)
     torch.manual_seed(3)
@@ -104,29 +98,29 @@ def train_with_ddp(backend: str) -> list[float]:
     return losses
 
 
-def launches_ddp() -> Any:
+def launches_ddp():
     """From a process that has imported all of it, the C++ backend too."""
     csrc.load_c10d()
     return [bagua.notebook_launcher(train_with_ddp, (backend,)) for backend in ("gloo", "bagua")]
 
 
-def test_the_backend_of_torch_works_in_forks(in_a_process: Any) -> None:
+def test_the_backend_of_torch_works_in_forks(in_a_process):
     """The losses are those of Gloo, bit by bit."""
     theirs, ours = in_a_process(launches_ddp)[0]
     assert ours == theirs and len(set(ours)) == 3
 
 
-def fails_on_rank_1() -> None:
+def fails_on_rank_1():
     if os.environ["RANK"] == "1":
         raise ValueError("this is the reason")
     time.sleep(DEADLINE_S)  # the launch ends it
 
 
-def fails_by_signal() -> None:
+def fails_by_signal():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def failures() -> list[str]:
+def failures():
     launcher.GRACE_S = 0.2
     found = []
     for function in (fails_on_rank_1, fails_by_signal, returns_a_lock):
@@ -136,11 +130,11 @@ def failures() -> list[str]:
     return found
 
 
-def returns_a_lock() -> Any:
+def returns_a_lock():
     return time  # a module, which can't be pickled
 
 
-def test_a_rank_that_fails_ends_all_with_its_traceback(in_a_process: Any) -> None:
+def test_a_rank_that_fails_ends_all_with_its_traceback(in_a_process):
     (raised, killed, unpickled), printed = in_a_process(failures)
     assert raised.startswith("Rank 1 failed") and raised.splitlines()[-1] == "ValueError: this is the reason [BG613]"
     assert "was ended by SIGKILL" in killed
@@ -148,14 +142,14 @@ def test_a_rank_that_fails_ends_all_with_its_traceback(in_a_process: Any) -> Non
     assert printed == ""
 
 
-def interrupts() -> None:
+def interrupts():
     if os.environ["RANK"] == "0":
         print(f"pid {os.getpid()}", flush=True)
         os.kill(os.getppid(), signal.SIGINT)
     time.sleep(DEADLINE_S)
 
 
-def is_interrupted() -> float:
+def is_interrupted():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -163,7 +157,7 @@ def is_interrupted() -> float:
     return time.monotonic() - before
 
 
-def test_an_interrupt_ends_all_ranks(in_a_process: Any) -> None:
+def test_an_interrupt_ends_all_ranks(in_a_process):
     seconds, printed = in_a_process(is_interrupted)
     assert seconds < DEADLINE_S
     found = re.search(r"^pid (\d+)$", printed, re.MULTILINE)
@@ -171,7 +165,7 @@ def test_an_interrupt_ends_all_ranks(in_a_process: Any) -> None:
     assert not Path(f"/proc/{found[1]}").exists()
 
 
-def is_a_world_of_one() -> dict[str, Any]:
+def is_a_world_of_one():
     before = launcher._can_fork()
     bagua.init_process_group()
     total = torch.tensor([3.0])
@@ -181,18 +175,18 @@ def is_a_world_of_one() -> dict[str, Any]:
     return found
 
 
-def test_a_plain_process_is_a_world_of_one(in_a_process: Any) -> None:
+def test_a_plain_process_is_a_world_of_one(in_a_process):
     """It then was a rank, with gRPC's threads: no fork of it can be another."""
     found, _ = in_a_process(is_a_world_of_one)
     assert found == {"total": 3.0, "ranks": 1, "could fork": (True, False)}
 
 
-def spawns() -> Any:
+def spawns():
     bagua.init_process_group()
     bagua.destroy_process_group()
     scale = torch.tensor(3.0)
 
-    def from_a_cell(value: float) -> float:
+    def from_a_cell(value):
         """Can't be imported anywhere."""
         import bagua.torch_api as bagua
 
@@ -205,31 +199,6 @@ def spawns() -> Any:
 
 
 @pytest.mark.full
-def test_fresh_processes_where_a_fork_can_not_work(in_a_process: Any) -> None:
+def test_fresh_processes_where_a_fork_can_not_work(in_a_process):
     pytest.importorskip("cloudpickle")
     assert in_a_process(spawns)[0] == 18.0
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigError, match="nproc is 0"):
-        bagua.notebook_launcher(print, nproc=0)
-    with pytest.raises(ConfigError, match="must be fork or spawn"):
-        bagua.notebook_launcher(print, start_method="thread")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_on_a_terminal_and_in_a_notebook() -> None:
-    terminal = Terminal()
-    with contextlib.redirect_stderr(terminal):
-        shown = cell.Cell()
-        shown.progress(1, 4, {"loss": 0.5}, "<first>")
-        shown.progress(2, 0, {}, "")
-        shown.close()
-    assert terminal.getvalue().split("\r")[0] == "1/4 loss 0.5 <first>"
-    assert terminal.getvalue().endswith("2/2\n")
-    bar = cell.Bar(1, 4, "<first>")
-    assert bar._repr_html_() == "<progress style='width:40ex' max='4' value='1'></progress> 1/4 &lt;first&gt;"

@@ -229,27 +229,6 @@ TEST(a_number_is_used_again_before_all_have_let_it_go) {
   expect_no_error(&job, 2);
 }
 
-// Other members in between, and a host that is only in some.
-TEST(a_number_is_used_again_for_others) {
-  Job job({{0}, {1}, {2}}, 4096);
-  const std::vector<std::vector<int>> members{{0, 1}, {0, 1, 2}, {1, 2}, {0, 2}, {0, 1}};
-  job.each([&](Rank& rank) {
-    for (const auto& some : members) {
-      if (std::find(some.begin(), some.end(), rank.rank()) != some.end()) {
-        create(&rank, 5, some);
-        fill(&rank, 32);
-        CHECK_OK(rank.run(Kind::kAllReduce, 32, -1, 5));
-        float sum = 0;
-        for (const int member : some) sum += static_cast<float>(member);
-        expect(rank.dst(), 32, sum, static_cast<float>(some.size()));
-        destroy(&rank, 5);
-      }
-      CHECK_OK(rank.run(Kind::kBarrier, 0));
-    }
-  });
-  expect_no_error(&job, 3);
-}
-
 TEST(any_number_has_counters_and_residuals) {
   for (const uint32_t comm : {1u, 15u, 16u, 0x7fffffffu, 0x80000000u, 0xffffffffu}) {
     Job job({{0, 1}, {2}}, 4096);

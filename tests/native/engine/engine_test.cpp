@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "channel/client.h"
 #include "codec/codec.h"
-#include "engine/remote/exchange.h"
 #include "engine_rig.h"
 #include "net/socket.h"
 
@@ -27,7 +26,6 @@ namespace {
 using test::expect;
 using test::fill;
 using test::Job;
-using test::kSegment;
 using test::Rank;
 
 void every_kind(Rank* rank, int n, uint64_t count) {
@@ -137,29 +135,6 @@ TEST(every_codec_on_two_hosts) {
   EXPECT_EQ(job.engine(0).counters().residual_bytes.load(), uint64_t{0});
 }
 
-TEST(order_of_a_ring) {
-  EngineOptions options;
-  options.credentials.job_id = "job";
-  options.data_socket = "/tmp/bagua-unused.sock";
-  options.tokens.emplace_back(0, std::vector<uint8_t>(kTokenBytes, 1));
-  options.listen = "127.0.0.1:0";
-  const Membership membership{3, 0, {{0}, {1}, {2}}};
-  JobState job(options);
-  CHECK_OK(job.open());
-  job.regroup({0}, options.tokens);
-  GenerationState state(&job, membership, nullptr);
-  CHECK_OK(state.open());
-  const Communicator comm(0, {0, 1, 2}, membership.hosts, 0);
-  MeshOptions mesh_options;
-  mesh_options.hosts = 3;
-  Mesh mesh(mesh_options);
-  Exchange exchange(&state, &comm, &mesh);
-  CHECK_OK(exchange.set_ring({2, 0, 1}));
-  for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{0, 1}, {0, 1, 1}, {1, 2, 3}, {-1, 0, 1}}) {
-    CHECK(!exchange.set_ring(wrong));
-  }
-}
-
 // For any ring, all ranks have the same bits, in the world and in communicators that leave hosts out.
 TEST(every_kind_on_four_hosts) {
   constexpr uint64_t kCount = 30'000;
@@ -240,23 +215,6 @@ TEST(many_in_flight) {
     for (uint64_t& ticket : tickets) CHECK_OK(rank.start(Kind::kAllReduce, 3000, -1, &ticket));
     for (const uint64_t ticket : tickets) CHECK_OK(rank.wait(ticket));
   });
-}
-
-TEST(communicators_come_and_go) {
-  Job job({{0, 1}, {2, 3}});
-  job.each([](Rank& rank) {
-    for (uint32_t i = 0; i < 4; ++i) {
-      const int parity = rank.rank() % 2;
-      const uint32_t comm = 1 + 2 * i + static_cast<uint32_t>(parity);
-      CHECK_OK(rank.client().create_comm(comm, {parity, parity + 2}, kNsPerS));
-      fill(&rank, 100);
-      CHECK_OK(rank.run(Kind::kAllReduce, 100, -1, comm));
-      expect(rank.dst(), 100, static_cast<float>(2 * parity + 2), 2);
-      CHECK_OK(rank.client().destroy_comm(comm));
-    }
-    CHECK_OK(rank.run(Kind::kBarrier, 0));
-  });
-  EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
 TEST(hosts_that_connect_wait_for_descriptors) {

@@ -178,19 +178,6 @@ TEST(a_loss_ends_with_its_generation) {
   EXPECT_EQ(job->engine(0).counters().frames_refused.load(), uint64_t{0});
 }
 
-TEST(communicators_are_declared_anew) {
-  const Hosts hosts{{0, 1}};
-  const auto job = elastic_job(hosts);
-  Members ranks(job.get(), hosts);
-  ranks.each([](Rank& rank) { CHECK_OK(rank.client().create_comm(7, {0, 1}, 10 * kNsPerS)); });
-  regroup(job.get(), 4, hosts);
-  ranks.enter();
-  // With other members, where the old one would be a clash.
-  CHECK_OK(ranks[0].client().create_comm(7, {0}, 10 * kNsPerS));
-  CHECK_OK(ranks[0].run(Kind::kAllReduce, kCount, -1, 7));
-  EXPECT_EQ(job->engine(0).error(), std::string());
-}
-
 // The operation that waits for a rank ends as regrouped, and so does what ranks submit that have not entered.
 TEST(operations_do_not_outlive_their_generation) {
   const Hosts hosts{{0, 1}, {2}};
@@ -388,39 +375,6 @@ TEST(a_host_that_follows_late) {
   for (size_t h = 0; h < 2; ++h) EXPECT_EQ(job->engine(h).error(), std::string());
 }
 
-// The order that was measured stays when a host goes, and is measured anew when one comes.
-TEST(ring_orders_stay) {
-  const Hosts hosts{{0}, {1}, {2}, {3}, {4}};
-  const auto job = elastic_job(hosts);
-  Members ranks(job.get(), hosts);
-  ranks.each([](Rank& rank) { all_reduce(&rank); });
-  EXPECT(job->ring(0).find("slowest link") != std::string::npos);
-  ranks.kill(1);
-  await_suspended(&job->engine(1));
-  job->engine(1).close();
-  regroup(job.get(), 4, {{0}, {2}, {3}, {4}}, {0, 2, 3, 4});
-  ranks.enter();
-  ranks.each([](Rank& rank) { all_reduce(&rank); });
-  EXPECT(job->ring(0).find(", as before") != std::string::npos);
-}
-
-// A host is known by its members, wherever it comes in the order: a new one is measured.
-TEST(stream_counts_stay) {
-  JobState job{EngineOptions{}};
-  job.ranks.regroup({0}, {{0, std::vector<uint8_t>(kTokenBytes)}});
-  GenerationState first(&job, membership(3, {{0}, {1, 2}, {3}}), nullptr);
-  for (int host = 0; host < 3; ++host) first.stream_verdict(host)->set({true, host + 1.0, 1, 1});
-  GenerationState second(&job, membership(4, {{0}, {3}, {4}, {2}}), &first);
-  EXPECT_EQ(second.stream_verdict(0)->get().rate, 1.0);
-  EXPECT_EQ(second.stream_verdict(1)->get().rate, 3.0);
-  EXPECT_EQ(second.stream_verdict(2)->get().rate, 0.0);
-  EXPECT_EQ(second.stream_verdict(3)->get().rate, 2.0);
-  second.stream_verdict(2)->set({false, 5.0, 1, 1});
-  const GenerationState& before = second;
-  GenerationState third(&job, membership(5, {{0}, {4}}), &before);
-  EXPECT_EQ(third.stream_verdict(1)->get().rate, 5.0);
-}
-
 TEST(a_suspended_job_that_is_aborted) {
   const Hosts hosts{{0, 1}};
   const auto job = elastic_job(hosts);
@@ -453,32 +407,6 @@ TEST(one_that_is_left_out) {
   ranks.kill(0);  // nobody's loss
   all_reduce(&ranks[1]);
   EXPECT_EQ(job->engine(0).error(), std::string());
-}
-
-// The same bits, whether a new generation begins between two steps or not.
-TEST(residuals_stay) {
-  const Hosts hosts{{0, 1}, {2}};
-  std::vector<float> results[2];
-  for (const bool changes : {false, true}) {
-    const auto job = elastic_job(hosts);
-    Members ranks(job.get(), hosts);
-    for (uint64_t step = 0; step < 3; ++step) {
-      ranks.each([](Rank& rank) {
-        for (uint64_t i = 0; i < kCount; ++i) {
-          rank.src()[i] = static_cast<float>((i * 7919 + static_cast<uint64_t>(rank.rank()) * 104729) % 1000) / 500 - 1;
-        }
-        uint64_t ticket = 0;
-        CHECK_OK(rank.start_encoded(kCount, Codec::kSign1, 1, &ticket));
-        CHECK_OK(rank.wait(ticket));
-      });
-      if (!changes) continue;
-      regroup(job.get(), 4 + step, hosts);
-      ranks.enter();
-    }
-    EXPECT(job->engine(0).counters().residual_bytes.load() >= kCount * sizeof(float));
-    results[changes].assign(ranks[2].dst(), ranks[2].dst() + kCount);
-  }
-  CHECK_EQ(memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0);
 }
 
 // A step that was not committed is repeated in the next generation, with the same bits, as if it had run once.

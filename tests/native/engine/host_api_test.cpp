@@ -8,34 +8,6 @@
 namespace bagua::test {
 namespace {
 
-TEST(an_operation_from_memory_to_result) {
-  Job job({std::vector<int>{0}});
-  job.each([](Rank& rank) {
-    const HostApi api = host_api(&rank.client());
-    HostError error{};
-    uint64_t segment = 0, bytes = 0, ticket = 0;
-    void* data = nullptr;
-    CHECK_EQ(api.alloc(api.client, 5000, &segment, &data, &bytes, &error), kHostOk);
-    EXPECT(bytes >= 5000);
-    float* const values = static_cast<float*>(data);
-    for (int i = 0; i < 1000; ++i) values[i] = static_cast<float>(i);
-    const int32_t members[] = {0};
-    CHECK_EQ(api.create_comm(api.client, 7, members, 1, kNsPerS, &error), kHostOk);
-    Descriptor d{};
-    d.kind = static_cast<uint8_t>(Kind::kAllReduce);
-    d.comm = 7;
-    d.count = 500;
-    d.src_segment = d.dst_segment = static_cast<uint32_t>(segment);
-    d.dst_offset = 2000;
-    CHECK_EQ(api.submit(api.client, &d, &ticket, &error), kHostOk);
-    CHECK_EQ(api.wait(api.client, ticket, -1, nullptr, nullptr, &error), kHostOk);
-    EXPECT_EQ(memcmp(values, values + 500, 2000), 0);
-    EXPECT_EQ(api.destroy_comm(api.client, 7, &error), kHostOk);
-    EXPECT_EQ(api.free(api.client, segment, &error), kHostOk);
-    EXPECT_EQ(api.encoded_bytes(static_cast<uint8_t>(Codec::kF16), 0, 100), 200u);
-  });
-}
-
 TEST(a_wait_for_failure_ends_with_the_reason) {
   Job job({std::vector<int>{0}});
   Rank rank(job.socket(0), 0);

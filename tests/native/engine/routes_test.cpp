@@ -140,18 +140,6 @@ TEST(nothing_stays_of_a_tag_between_hosts) {
   EXPECT(sender.p2p->idle());
 }
 
-TEST(messages_of_a_tag_keep_their_order) {
-  Sender sender;
-  for (uint32_t slot = 0; slot < 3; ++slot) sender.send(7, slot);
-  for (uint32_t slot = 0; slot < 3; ++slot) {
-    EXPECT(!sender.done(slot));
-    sender.hear_ready(8);
-    EXPECT(!sender.done(slot));
-    sender.hear_ready(7);
-    EXPECT(sender.done(slot));
-  }
-}
-
 // Host 0 receives. What the other host tells of counts from the seek: receives before it have their sends.
 TEST(an_offer_counts_from_the_seek) {
   Sender sender;

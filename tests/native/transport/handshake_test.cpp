@@ -93,26 +93,6 @@ Outcome meet(const Side& dialer, const Side& acceptor) {
   return outcome;
 }
 
-// What accept_handshake() may wait for, by the bytes that have come.
-TEST(a_greeting_is_judged_by_its_bytes) {
-  const Side side;
-  Pair pair;
-  Seals seals;
-  static_cast<void>(dial_handshake(pair.dialer.get(), side.credentials, {}, {in_ms(0), in_ms(0)}, &seals));
-  std::vector<char> hello(kHello);
-  CHECK_OK(read_exact(pair.acceptor.get(), hello.data(), hello.size(), in_ms(1000)));
-  const auto judged = [&hello](size_t n, const Credentials& credentials) {
-    return greeting_length(hello.data(), n, credentials);
-  };
-  for (const size_t n : {size_t{0}, size_t{1}, size_t{7}}) EXPECT_EQ(judged(n, side.credentials), size_t{8});
-  for (const size_t n : {size_t{8}, kHello - 1, kHello}) EXPECT_EQ(judged(n, side.credentials), kHello);
-  EXPECT_EQ(judged(kHello, {key_of(1), "another job"}), size_t{0});
-  ++hello[4];  // the other host speaks another version, and is told so
-  EXPECT_EQ(judged(kHello, side.credentials), size_t{8});
-  ++hello[0];
-  for (const size_t n : {size_t{1}, kHello}) EXPECT_EQ(judged(n, side.credentials), size_t{0});
-}
-
 TEST(right_key) {
   const Outcome outcome = meet({}, {});
   CHECK_OK(outcome.dial.status);
@@ -257,13 +237,6 @@ TEST(garbage_at_the_dialer) {
     const Status status = dial(pair, {}, in_ms(30)).status;
     EXPECT(status.code() == (size >= kAnswer ? Code::kCorrupt : Code::kTimeout));
   }
-}
-
-TEST(silent_peers_time_out) {
-  Pair pair;
-  const int64_t start = now_ns();
-  EXPECT(accept(pair, {}, in_ms(50)).status.code() == Code::kTimeout);
-  EXPECT(now_ns() - start < 5 * kNsPerS);
 }
 
 // ---- somebody in between

@@ -1,4 +1,4 @@
-// Chunks go where they arrive first: how rates are measured, how a stream is chosen, and a slow stream among fast ones.
+// Chunks go where they arrive first: a slow stream among fast ones.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -9,7 +9,6 @@
 #include <mutex>
 
 #include "mesh_rig.h"
-#include "transport/stream_rate.h"
 
 namespace bagua {
 namespace {
@@ -17,62 +16,6 @@ namespace {
 using test::collect;
 using test::in_ms;
 using test::pattern;
-
-constexpr double kUnknown = StreamRate::kUnknown;
-
-TEST(rate_of_a_loaded_stream) {
-  StreamRate rate;
-  int64_t now = 1000 * kNsPerMs;
-  uint64_t written = 1 << 20;
-  rate.sample(now, written, written);
-  EXPECT(rate.rate(now) == kUnknown);
-  EXPECT(!rate.due(now) && rate.due(now + StreamRate::kSampleNs));
-  for (int i = 0; i < 100; ++i) {  // 1000 bytes in each ms
-    now += kNsPerMs;
-    written += 1000;
-    rate.sample(now, written, 1 << 20);
-  }
-  EXPECT(rate.rate(now) > 0.99e6 && rate.rate(now) < 1.01e6);
-  EXPECT_EQ(rate.backlog(written + 7), (1u << 20) + 7u);
-  rate.sample(now + 1000 * kNsPerMs, written, 1 << 20);  // stands still
-  EXPECT(rate.rate(now + 1000 * kNsPerMs) < 0.02e6);
-}
-
-TEST(rate_of_an_idle_stream) {
-  StreamRate rate;
-  rate.sample(0, 1000, 1000);
-  rate.sample(kNsPerMs, 2000, 1000);
-  const double measured = rate.rate(kNsPerMs);
-  EXPECT(measured == 1e6);
-  rate.sample(5 * kNsPerS, 2000, 0);  // 1000 bytes in 5 s, but it had nothing to do for most of them
-  EXPECT(rate.rate(5 * kNsPerS) == measured);
-  EXPECT(rate.rate(6 * kNsPerS) == measured);
-  EXPECT(rate.rate(5 * kNsPerS + 10 * StreamRate::kForgetNs) >= 900 * measured);  // to be tried again some day
-}
-
-TEST(choice_among_equal_streams) {
-  const StreamLoad alike[] = {{true, kUnknown, 0}, {true, kUnknown, 0}, {true, kUnknown, 0}};
-  EXPECT_EQ(choose_stream(alike, 3, 0, 100, 100), 0);
-  EXPECT_EQ(choose_stream(alike, 3, 2, 100, 100), 2);
-  const StreamLoad filled[] = {{true, 5, 300}, {true, 5, 100}, {true, 5, 200}};
-  EXPECT_EQ(choose_stream(filled, 3, 0, 100, 100), 1);
-  const StreamLoad busy[] = {{false, 5, 300}, {true, 4, 300}, {false, 5, 200}};
-  EXPECT_EQ(choose_stream(busy, 3, 0, 100, 100), 1);  // about as good: nobody waits
-  const StreamLoad alone[] = {{true, 0, 5000}};
-  EXPECT_EQ(choose_stream(alone, 1, 0, 100, 100), 0);
-  const StreamLoad none[] = {{false, 1, 0}, {false, 1, 0}};
-  EXPECT_EQ(choose_stream(none, 2, 0, 100, 100), -1);
-}
-
-TEST(choice_against_a_slow_stream) {
-  const StreamLoad streams[] = {{false, 100, 150}, {false, 100, 100}, {true, 5, 0}, {false, 100, 200}};
-  EXPECT_EQ(choose_stream(streams, 4, 0, 100, 100), -1);     // 20 s against a few
-  EXPECT_EQ(choose_stream(streams, 4, 0, 100, 10'000), -1);  // however much waits: receivers take chunks in order
-  const StreamLoad stalled[] = {{false, 100, 150}, {true, 0, 0}};
-  EXPECT_EQ(choose_stream(stalled, 2, 0, 100, 10'000), -1);
-  const StreamLoad others_stall[] = {{false, 0, 150}, {true, 5, 0}};
-  EXPECT_EQ(choose_stream(others_stall, 2, 0, 100, 100), 1);
-}
 
 constexpr int kLongestMs = 200'000;  // no more than a way out: relays of a busy machine pass on a few MB/s
 

@@ -104,14 +104,6 @@ TEST(loss_while_sending) {
   has(collect_error(&peer.mesh, &done), "lost host 1");
 }
 
-TEST(idle_loss) {
-  RawPeer peer(1);
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(5), &done));
-  peer.ends.clear();
-  has(collect_error(&peer.mesh, &done), "lost host 1");
-}
-
 TEST(foreign_frames_are_dropped_and_counted) {
   RawPeer peer(1);
   const std::string payload = pattern(100'000, 1);
@@ -255,26 +247,6 @@ TEST(the_same_message_twice) {
   CHECK_OK(peer.mesh.poll(in_ms(50), &done));
   EXPECT_EQ(done.size(), 1u);  // the second waits for a receive of its own and touches nothing
   EXPECT_EQ(in, got);
-}
-
-TEST(callers_mistakes) {
-  const std::string big(Mesh::kMaxMessage + 1, 'x');
-  std::vector<Mesh::Completion> done;
-  const auto error_of = [&](const std::function<void(Mesh*)>& mistake) {
-    RawPeer peer(1);
-    mistake(&peer.mesh);
-    return peer.mesh.poll(in_ms(1000), &done);
-  };
-  has(error_of([&](Mesh* m) { m->send(0, 1, 1, "x", 1, 0); }), "names host 0");
-  has(error_of([&](Mesh* m) { m->send(2, 1, 1, "x", 1, 0); }), "names host 2");
-  has(error_of([&](Mesh* m) { m->send(1, 1, 1, big.data(), big.size(), 0); }), "at most");
-  has(error_of([&](Mesh* m) { m->send_control(1, big); }), "at most");
-  char byte;
-  has(error_of([&](Mesh* m) {
-        m->recv(1, 1, 1, &byte, 1, 0);
-        m->recv(1, 1, 1, &byte, 1, 0);
-      }),
-      "posted twice");
 }
 
 TEST(a_peer_that_never_connects) {

@@ -155,16 +155,6 @@ struct Tapped {
 
 constexpr const char* kWords = "host 1, stream 0: what came is not what it sent";
 
-TEST(untouched_frames_arrive) {
-  Tapped tapped;
-  for (size_t stream = 0; stream < 2; ++stream) {
-    for (const std::string& frame : tapped.frames[stream]) tapped.write(stream, frame);
-  }
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(collect(&tapped.victim, 2 * kFrames, &done));
-  EXPECT(tapped.in == tapped.sent);
-}
-
 TEST(changed_bits_are_noticed) {
   for (const size_t where :
        {size_t{0}, size_t{30}, kFrameHeader - 1, kFrameHeader, size_t{2500}, kFrame - 17, kFrame - 16, kFrame - 1}) {

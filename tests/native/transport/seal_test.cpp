@@ -138,13 +138,6 @@ TEST(a_key_that_is_none) {
   EXPECT(mine.agree(KeyExchange::Bytes{}, &secret).code() == Code::kCorrupt);
 }
 
-TEST(two_keys_are_never_alike) {
-  KeyExchange one, other;
-  CHECK_OK(one.open());
-  CHECK_OK(other.open());
-  EXPECT(one.public_key() != other.public_key());
-}
-
 TEST(every_length_in_every_piece) {
   for (const Cipher cipher : {Cipher::kAes256Gcm, Cipher::kChaCha20Poly1305}) {
     Ends ends(cipher, 10'000);  // so that keys change
@@ -197,12 +190,6 @@ TEST(keys_change_at_both_ends_at_once) {
   EXPECT(second != seal(&never.sealer, kText));
   EXPECT(second != first);  // with the same number, on another key
   EXPECT(open(&soon.opener, second, &text));
-}
-
-TEST(nothing_is_sealed_twice_alike) {
-  Ends ends;
-  const std::string first = seal(&ends.sealer, kText);
-  EXPECT(first != seal(&ends.sealer, kText));
 }
 
 }  // namespace

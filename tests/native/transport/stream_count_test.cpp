@@ -26,23 +26,10 @@ struct Link {
   }
 };
 
-TEST(one_stream_where_more_bring_nothing) {
-  Link link;
-  EXPECT(!link.count.all());
-  link.run(3000, 110, 112);
-  EXPECT(!link.count.all());
-}
-
 TEST(all_streams_where_each_is_limited) {
   Link link;
   link.run(3000, 40, 150);
   EXPECT(link.count.all());
-}
-
-TEST(both_are_tried_before_it_is_decided) {
-  Link link;
-  link.run(550, 110, 112);
-  EXPECT(link.count.all());  // the second half of the trial
 }
 
 // The cost of a trial that changes nothing.
@@ -77,16 +64,6 @@ TEST(the_best_of_one_stream_counts) {
   EXPECT(!link.count.all());
 }
 
-TEST(what_one_stream_did_in_the_first_trial_counts_in_the_second) {
-  Link link;
-  link.run(520, 90, 112);
-  EXPECT(link.count.all());
-  link.run(250, 90, 112);
-  EXPECT(!link.count.all());  // the second trial
-  link.run(3000, 40, 100);    // 100 is no gain over 90
-  EXPECT(!link.count.all());
-}
-
 TEST(a_wrong_verdict_for_all_is_soon_corrected) {
   StreamVerdict verdict;
   Link link;
@@ -99,16 +76,6 @@ TEST(a_wrong_verdict_for_all_is_soon_corrected) {
   EXPECT_EQ(verdict.get().hold_ns, StreamCount::kHoldNs);
 }
 
-TEST(a_right_verdict_for_all_lasts_longer_each_time) {
-  StreamVerdict verdict;
-  Link link;
-  link.count.share(&verdict);
-  link.run(3000, 40, 150);
-  link.run(16'000, 40, 150);
-  EXPECT(link.count.all());
-  EXPECT_EQ(verdict.get().hold_ns, 2 * StreamCount::kHoldAllNs);
-}
-
 TEST(another_mesh_goes_by_what_is_known) {
   StreamVerdict verdict;
   Link first, second;
@@ -118,17 +85,6 @@ TEST(another_mesh_goes_by_what_is_known) {
   EXPECT(first.count.all() && !second.count.all());
   second.run(10, 40, 150);
   EXPECT(second.count.all());
-}
-
-TEST(a_verdict_that_is_confirmed_lasts_longer) {
-  StreamVerdict verdict;
-  Link link;
-  link.count.share(&verdict);
-  link.run(1000, 110, 80);
-  EXPECT_EQ(verdict.get().hold_ns, StreamCount::kHoldNs);
-  link.run(62'000, 110, 80);
-  EXPECT_EQ(verdict.get().hold_ns, 2 * StreamCount::kHoldNs);
-  EXPECT(!link.count.all());
 }
 
 // Other traffic takes its share for a while.
@@ -159,15 +115,6 @@ TEST(what_sockets_hold_is_work_too) {
   shared.run(300, 110, 112, Load::kOnWay);
   limited.run(3000, 40, 150, Load::kOnWay);
   EXPECT(!shared.count.all() && limited.count.all());
-}
-
-// With all streams there is never enough at once to tell: then one is as good.
-TEST(a_trial_without_work_ends_too) {
-  Link link;
-  link.run(550, 110, 112);
-  EXPECT(link.count.all());
-  link.run(3000, 110, 112, Load::kIdle);
-  EXPECT(!link.count.all());
 }
 
 // An operation ends; the next one begins a second later. What was on its way arrived soon after the end.

@@ -3,14 +3,7 @@
 Ranks import them. Tests need their names alone: FSDP takes three seconds of a core to import.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from .support import Program
 
 NAMES = (
     "DDP",
@@ -48,7 +41,7 @@ ABSENT = (
 """Why programs can't run with this version of torch, by name."""
 
 
-def programs() -> dict[str, Program]:
+def programs():
     """All, by name."""
     from rig.torch_parts import fully_shard
 

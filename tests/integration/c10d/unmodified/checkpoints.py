@@ -1,19 +1,13 @@
 """torch.distributed.checkpoint, and collectives of objects."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from rig.torch_parts import Shard, distribute_tensor
 from torch import distributed as dist
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 
-from .support import Result
 
-
-def state() -> dict[str, object]:
+def state():
     """One tensor in shards, one that is whole, and numbers."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     generator = torch.Generator().manual_seed(2)
@@ -21,15 +15,15 @@ def state() -> dict[str, object]:
     return {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "whole": whole + 1, "step": 3}
 
 
-def empty(like: dict[str, object]) -> dict[str, object]:
+def empty(like):
     return {name: torch.zeros_like(one) if isinstance(one, torch.Tensor) else 0 for name, one in like.items()}
 
 
-def gathered(held: dict[str, object]) -> Result:
+def gathered(held):
     return {name: getattr(one, "full_tensor", lambda one=one: one)() for name, one in held.items()}
 
 
-def saved(folder: Path) -> Result:
+def saved(folder):
     held = state()
     checkpoint.save(held, checkpoint_id=str(folder / "sync"))
     back = empty(held)
@@ -37,7 +31,7 @@ def saved(folder: Path) -> Result:
     return gathered(back)
 
 
-def saved_in_the_background(folder: Path) -> Result:
+def saved_in_the_background(folder):
     """While it is written, ranks go on with collectives of their own: its ones are on a thread, so it has a group."""
     held = state()
     group = dist.new_group()
@@ -52,16 +46,16 @@ def saved_in_the_background(folder: Path) -> Result:
     return {**gathered(back), "total": total}
 
 
-def objects(_: Path) -> Result:
+def objects(_):
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = {"rank": rank, "text": "é" * rank}
-    everyone: list[object] = [None] * size
+    everyone = [None] * size
     dist.all_gather_object(everyone, mine)
     told = [mine if rank == 0 else None]
     dist.broadcast_object_list(told, 0)
-    scattered: list[object] = [None]
+    scattered = [None]
     dist.scatter_object_list(scattered, [f"for {one}" for one in range(size)] if rank == 0 else None, 0)
-    at_root: list[object] | None = [None] * size if rank == 1 else None
+    at_root = [None] * size if rank == 1 else None
     dist.gather_object(mine, at_root, 1)
     return {"everyone": everyone, "told": told, "scattered": scattered, "at root": at_root}
 

@@ -1,10 +1,6 @@
 """DistributedDataParallel, its options, hooks and join, and ZeroRedundancyOptimizer."""
 
-from __future__ import annotations
-
 import contextlib
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -14,22 +10,22 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from .support import Result, batch, mean_square, network, parameters, train
+from .support import batch, mean_square, network, parameters, train
 
 MIB_OF_SMALL_BUCKETS = 0.002
 
 
-def wrapped(model: nn.Module | None = None, **options: Any) -> DistributedDataParallel:
+def wrapped(model=None, **options):
     """In several buckets."""
     return DistributedDataParallel(model or network(), bucket_cap_mb=MIB_OF_SMALL_BUCKETS, **options)
 
 
-def plain(_: Path) -> Result:
+def plain(_):
     model = wrapped()
     return {"losses": train(model), "parameters": parameters(model)}
 
 
-def static_graph(_: Path) -> Result:
+def static_graph(_):
     model = wrapped(static_graph=True, gradient_as_bucket_view=True)
     return {"losses": train(model), "parameters": parameters(model)}
 
@@ -37,26 +33,26 @@ def static_graph(_: Path) -> Result:
 class Branches(nn.Module):
     """Uses one branch in even steps, and the other one in odd steps of rank 1."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.branches = nn.ModuleList([network(), network()])
 
-    def forward(self, inputs: torch.Tensor, branch: int) -> torch.Tensor:
-        found: torch.Tensor = self.branches[branch](inputs)
+    def forward(self, inputs, branch):
+        found = self.branches[branch](inputs)
         return found
 
 
-def find_unused_parameters(_: Path) -> Result:
+def find_unused_parameters(_):
     model = wrapped(Branches(), find_unused_parameters=True)
 
-    def forward(module: nn.Module, step: int) -> torch.Tensor:
+    def forward(module, step):
         inputs, targets = batch(step)
         return nn.functional.mse_loss(module(inputs, step * dist.get_rank() % 2), targets)
 
     return {"losses": train(model, forward=forward), "parameters": parameters(model)}
 
 
-def no_sync(_: Path) -> Result:
+def no_sync(_):
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
@@ -71,11 +67,11 @@ def no_sync(_: Path) -> Result:
     return {"losses": losses, "parameters": parameters(model)}
 
 
-def mixed_precision(_: Path) -> Result:
+def mixed_precision(_):
     """autocast in bfloat16 over parameters in float32. Two ranks add in one order: the same bits."""
     model = wrapped(network(dtype=torch.float32))
 
-    def forward(module: nn.Module, step: int) -> torch.Tensor:
+    def forward(module, step):
         inputs, targets = batch(step, dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
             outputs = module(inputs)
@@ -84,14 +80,14 @@ def mixed_precision(_: Path) -> Result:
     return {"losses": train(model, forward=forward), "parameters": parameters(model)}
 
 
-def buffers(_: Path) -> Result:
+def buffers(_):
     """BatchNorm: buffers become rank 0's before each forward pass."""
     model = wrapped(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).double())
     losses = train(model)
     return {"losses": losses, "parameters": parameters(model), "buffers": list(model.buffers())}
 
 
-def standard_hooks(_: Path) -> Result:
+def standard_hooks(_):
     found = {}
 
     for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
@@ -99,7 +95,7 @@ def standard_hooks(_: Path) -> Result:
         model = wrapped(network(dtype=torch.float32))
         model.register_comm_hook(None, hook)
 
-        def forward(module: nn.Module, step: int) -> torch.Tensor:
+        def forward(module, step):
             inputs, targets = batch(step, dtype=torch.float32)
             return nn.functional.mse_loss(module(inputs), targets)
 
@@ -108,7 +104,7 @@ def standard_hooks(_: Path) -> Result:
     return found
 
 
-def power_sgd_hook(_: Path) -> Result:
+def power_sgd_hook(_):
     """Its callbacks wait for other operations. In one bucket: with several, ranks of Gloo send in different orders."""
     model = DistributedDataParallel(network(width=48))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
@@ -116,7 +112,7 @@ def power_sgd_hook(_: Path) -> Result:
     return {"losses": train(model, steps=6), "parameters": parameters(model)}
 
 
-def post_local_sgd_hook(_: Path) -> Result:
+def post_local_sgd_hook(_):
     """Gradients go over a group of this rank alone after the second step."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     model = wrapped()
@@ -125,7 +121,7 @@ def post_local_sgd_hook(_: Path) -> Result:
     return {"losses": train(model), "parameters": parameters(model)}
 
 
-def join(_: Path) -> Result:
+def join(_):
     """Rank r has 2 + 2 r batches."""
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -140,7 +136,7 @@ def join(_: Path) -> Result:
     return {"losses": losses, "parameters": parameters(model)}
 
 
-def zero_redundancy_optimizer(_: Path) -> Result:
+def zero_redundancy_optimizer(_):
     model = wrapped()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     losses = train(model, optimizer=optimizer)
@@ -149,7 +145,7 @@ def zero_redundancy_optimizer(_: Path) -> Result:
     return {"losses": losses, "parameters": parameters(model), "state": state}
 
 
-def zero_redundancy_join(_: Path) -> Result:
+def zero_redundancy_join(_):
     model = wrapped()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
     losses = []
@@ -163,7 +159,7 @@ def zero_redundancy_join(_: Path) -> Result:
     return {"losses": losses, "parameters": parameters(model)}
 
 
-def differentiable(_: Path) -> Result:
+def differentiable(_):
     """torch.distributed.nn.functional."""
     from torch.distributed.nn import functional
 
@@ -174,7 +170,7 @@ def differentiable(_: Path) -> Result:
     return {"gradient": mine.grad, "total": total.detach()}
 
 
-def compiled(_: Path) -> Result:
+def compiled(_):
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = train(torch.compile(model), optimizer=optimizer)

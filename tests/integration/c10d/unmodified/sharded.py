@@ -1,9 +1,5 @@
 """FSDP1 and FSDP2, DTensor, tensor parallel, and a training loop like torchtitan's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from rig.torch_parts import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
 from torch import distributed as dist
@@ -11,22 +7,13 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-)
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .support import Result, batch, network, parameters, train
+from .support import batch, network, parameters, train
 
 
-def fsdp2(_: Path) -> Result:
+def fsdp2(_):
     model = network()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
@@ -39,7 +26,7 @@ def fsdp2(_: Path) -> Result:
     return {"losses": losses, "parameters": parameters(model), "norm": getattr(norm, "full_tensor", lambda: norm)()}
 
 
-def fsdp1(_: Path) -> Result:
+def fsdp1(_):
     found = {}
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
         torch.manual_seed(5)
@@ -52,7 +39,7 @@ def fsdp1(_: Path) -> Result:
     return found
 
 
-def fsdp1_mixed(_: Path) -> Result:
+def fsdp1_mixed(_):
     """Parameters travel in bfloat16, gradients in float32. Two ranks add in one order: the same bits."""
     precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = FullyShardedDataParallel(
@@ -63,14 +50,14 @@ def fsdp1_mixed(_: Path) -> Result:
         use_orig_params=True,
     )
 
-    def forward(module: nn.Module, step: int) -> torch.Tensor:
+    def forward(module, step):
         inputs, targets = batch(step, dtype=torch.float32)
         return nn.functional.mse_loss(module(inputs).float(), targets)
 
     return {"losses": train(model, forward=forward)}
 
 
-def dtensor(_: Path) -> Result:
+def dtensor(_):
     """All ways to lay a tensor out, and from each to each."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = torch.randn(6, 10, dtype=torch.float64)
@@ -86,7 +73,7 @@ def dtensor(_: Path) -> Result:
     return found
 
 
-def tensor_parallel(_: Path) -> Result:
+def tensor_parallel(_):
     model = network()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(
@@ -95,7 +82,7 @@ def tensor_parallel(_: Path) -> Result:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(6, 8, generator=generator, dtype=torch.float64)  # the same on all ranks
 
-    def forward(module: nn.Module, step: int) -> torch.Tensor:
+    def forward(module, step):
         return nn.functional.mse_loss(module(inputs), inputs[:, :4].sin())
 
     return {"losses": train(model, forward=forward), "parameters": parameters(model)}
@@ -108,7 +95,7 @@ def tensor_parallel(_: Path) -> Result:
 class Block(nn.Module):
     """Attention and a feed-forward network, [batch, time, width] -> the same."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.attention_norm, self.norm = nn.RMSNorm(width), nn.RMSNorm(width)
@@ -116,7 +103,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         normal = self.attention_norm(x)
         size = normal.shape[0], normal.shape[1], -1, x.shape[-1] // self.heads
         q, k, v = (one(normal).view(size).transpose(1, 2) for one in (self.q, self.k, self.v))
@@ -126,22 +113,22 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, words: int = 32, width: int = 16, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, words=32, width=16, layers=2, heads=4):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
         self.output = nn.Linear(width, words, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         x = self.words(tokens)
         for layer in self.layers:
             x = layer(x)
-        logits: torch.Tensor = self.output(self.norm(x))
+        logits = self.output(self.norm(x))
         return logits
 
 
-def titan_model() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, int]:
+def titan_model():
     """The model, its optimizer and schedule, and which share of the data is this rank's."""
     size = dist.get_world_size()
     tensor = 2 if size % 4 == 0 else 1
@@ -166,7 +153,7 @@ def titan_model() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_sche
     return model, optimizer, schedule, mesh["dp"].get_local_rank()
 
 
-def clip(model: nn.Module, limit: float) -> float:
+def clip(model, limit):
     """Clips gradients by their norm, which it returns. They may lie on different meshes."""
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
     norm = torch.stack([whole(one).square().sum() for one in gradients]).sum().sqrt().item()
@@ -175,17 +162,11 @@ def clip(model: nn.Module, limit: float) -> float:
     return norm
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def titan_steps(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    share: int,
-    steps: range,
-) -> list[float]:
+def titan_steps(model, optimizer, schedule, share, steps):
     losses = []
     for step in steps:
         generator = torch.Generator().manual_seed(100 * step + share)
@@ -203,7 +184,7 @@ def titan_steps(
     return losses
 
 
-def titan(folder: Path) -> Result:
+def titan(folder):
     model, optimizer, schedule, share = titan_model()
     losses = titan_steps(model, optimizer, schedule, share, range(3))
     weights, moments = get_state_dict(model, optimizer)

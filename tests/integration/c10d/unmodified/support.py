@@ -1,7 +1,5 @@
 """Runs a program under Gloo and under backend "bagua" on the same ranks, and compares what it returns."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -20,7 +18,7 @@ LIMIT = timedelta(seconds=300)
 CLOSE = 1e-9
 
 
-def compare(name: str, program: Program, folder: Path, rank: int, size: int) -> None:
+def compare(name, program, folder, rank, size):
     """Raises AssertionError where the two don't agree."""
     results = {}
     for backend in ("gloo", "bagua"):
@@ -38,7 +36,7 @@ def compare(name: str, program: Program, folder: Path, rank: int, size: int) -> 
     assert_close(name, results["bagua"], results["gloo"])
 
 
-def destroy_groups() -> None:
+def destroy_groups():
     """Before version 2.8 torch frees a group while it holds the interpreter's lock. Gloo then joins threads that may
     wait for this lock, because they have a tensor to free. A backend that Python holds is freed without the lock."""
     groups = dist.distributed_c10d._world.pg_map
@@ -47,7 +45,7 @@ def destroy_groups() -> None:
     kept.clear()
 
 
-def assert_close(where: str, ours: object, theirs: object) -> None:
+def assert_close(where, ours, theirs):
     """Tensors of float64 to 1e-9; anything else is the same."""
     if isinstance(theirs, torch.Tensor):
         assert isinstance(ours, torch.Tensor), where
@@ -74,26 +72,21 @@ def assert_close(where: str, ours: object, theirs: object) -> None:
 # Small models and data, in float64
 
 
-def network(width: int = 24, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def network(width=24, dtype=torch.float64):
     """[*, 8] -> [*, 4]."""
     return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4)).to(
         dtype
     )
 
 
-def batch(step: int, size: int = 6, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(step, size=6, dtype=torch.float64):
     """This rank's inputs [size, 8] and targets [size, 4] of a step."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     inputs = torch.randn(size, 8, generator=generator, dtype=torch.float64)
     return inputs.to(dtype), inputs[:, :4].sin().to(dtype)
 
 
-def train(
-    model: nn.Module,
-    steps: int = 4,
-    optimizer: torch.optim.Optimizer | None = None,
-    forward: Callable[[nn.Module, int], torch.Tensor] | None = None,
-) -> list[float]:
+def train(model, steps=4, optimizer=None, forward=None):
     """The losses."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
@@ -106,11 +99,11 @@ def train(
     return losses
 
 
-def mean_square(model: nn.Module, step: int) -> torch.Tensor:
+def mean_square(model, step):
     inputs, targets = batch(step)
     return nn.functional.mse_loss(model(inputs), targets)
 
 
-def parameters(model: nn.Module) -> list[torch.Tensor]:
+def parameters(model):
     """Copies, whole where they are sharded."""
     return [getattr(one, "full_tensor", one.detach)().detach().clone() for one in model.parameters()]

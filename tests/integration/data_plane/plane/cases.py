@@ -1,9 +1,6 @@
 """Which operations to run: a sample that covers every pair of dtype and op, or all of them."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from typing import Any
 
 from plane import codecs
@@ -22,14 +19,14 @@ GIVES_ALL = ("reduce_scatter", "scatter", "alltoall")
 GETS_ALL = ("allgather", "gather", "alltoall")
 
 
-def counts(itemsize: int, chunk_bytes: int, hosts: int) -> list[int]:
+def counts(itemsize, chunk_bytes, hosts):
     """Sizes at which something changes: nothing, one, odd, about a chunk, a chunk for each host, the direct limit."""
     chunk, direct = chunk_bytes // itemsize, DIRECT_BYTES // itemsize
     about = [edge + d for edge in (chunk, hosts * chunk, 2 * hosts * chunk, direct) for d in (-1, 0, 1)]
     return sorted({0, 1, 2, 3, 17, 63, 64, 65, 1023, 1024, 1025, *about, 3 * hosts * chunk + 7})
 
 
-def case(kind: str, dtype: str, op: str, count: int, n: int, draw: random.Random, seed: int) -> Case:
+def case(kind, dtype, op, count, n, draw, seed):
     """One operation with offsets, root and flavour that ``draw`` chooses."""
     size = SIZE[dtype]
     return {
@@ -47,17 +44,17 @@ def case(kind: str, dtype: str, op: str, count: int, n: int, draw: random.Random
     }
 
 
-def sampled(n: int, hosts: int, chunk_bytes: int, seed: int, extra: int = 60, limit: int = 1 << 20) -> list[Case]:
+def sampled(n, hosts, chunk_bytes, seed, extra=60, limit=1 << 20):
     """Every pair of dtype and op at two sizes, every kind at a few, and ``extra`` more: a different choice for each
     ``seed``, always the same for one. Large sides stay below ``limit`` bytes."""
     draw = random.Random(f"{n}/{hosts}/{chunk_bytes}/{seed}")
 
-    def count_for(kind: str, dtype: str) -> int:
+    def count_for(kind, dtype):
         copies = n if kind in (*GIVES_ALL, *GETS_ALL) else 1
         fitting = [c for c in counts(SIZE[dtype], chunk_bytes, hosts) if c * copies * SIZE[dtype] <= limit]
         return draw.choice(fitting)
 
-    wanted: list[tuple[str, str, str]] = []
+    wanted = []
     for dtype in DTYPES:
         wanted += [("allreduce", dtype, op) for op in OPS[dtype]] * 2
         wanted += [(kind, dtype, draw.choice(OPS[dtype])) for kind in ("reduce", "reduce_scatter")]
@@ -74,7 +71,7 @@ def sampled(n: int, hosts: int, chunk_bytes: int, seed: int, extra: int = 60, li
     return [one for one in made if n > 1 or one["kind"] != "ring"]
 
 
-def full(n: int, hosts: int, chunk_bytes: int) -> Iterator[Case]:
+def full(n, hosts, chunk_bytes):
     """Every dtype, op and size of ``counts``; every kind; then up to 16 MiB."""
     draw = random.Random(f"full {n}/{hosts}")
     number = 0
@@ -91,7 +88,7 @@ def full(n: int, hosts: int, chunk_bytes: int) -> Iterator[Case]:
                 yield case(kind, dtype, "SUM", count, n, draw, number := number + 1)
 
 
-def large(n: int) -> Iterator[Case]:
+def large(n):
     """64 MiB to 1 GiB, odd and even: float32 at every size, the rest at one."""
     draw = random.Random(n)
     for number, (dtype, op, nbytes) in enumerate(
@@ -105,7 +102,7 @@ def large(n: int) -> Iterator[Case]:
         yield {**made, "in_place": nbytes >= 1 << 30 or made["in_place"], "special": False}
 
 
-def coded(n: int, sizes: list[int], seed: int = 0) -> list[Case]:
+def coded(n, sizes, seed=0):
     """Every codec at every size, with SUM or AVG, in place or not, some with elements that cross as they are."""
     draw = random.Random(seed)
     made = []
@@ -117,7 +114,7 @@ def coded(n: int, sizes: list[int], seed: int = 0) -> list[Case]:
     return made
 
 
-def segment_bytes(cases: list[Case], n: int) -> int:
+def segment_bytes(cases, n):
     """Bytes that a rank needs for each of its two segments."""
     wide = (*GIVES_ALL, *GETS_ALL)
     return 4096 + max(c["count"] * SIZE[c["dtype"]] * (n if c["kind"] in wide else 1) for c in cases)

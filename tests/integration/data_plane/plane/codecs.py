@@ -1,12 +1,6 @@
 """Largest error of an all-reduce that crosses between hosts encoded: see csrc/core/codec/codec.h."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
-
-from plane.reference import Array
 
 NAMES = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 DENSITY = 6554  # of 65536, for topk: a tenth
@@ -19,14 +13,14 @@ UNDERFLOW = {"fp16": 2.0**-25, "bf16": 2.0**-134}
 SCALED_UNDERFLOW = {"fp8_e4m3": 2.0**-10 / 224, "fp8_e5m2": 2.0**-17 / 28672}
 
 
-def python_codec(name: str) -> Any:
+def python_codec(name):
     """The codec as training code names it, without error feedback: an all-reduce alone has nowhere to keep it."""
     from bagua.algorithms.codec import Codec
 
     return Codec(name, density=0.1 if name == "topk" else None, error_feedback=False)
 
 
-def bound(name: str, magnitude: Array, spread: float) -> Array:
+def bound(name, magnitude, spread):
     """How far encoding and decoding may move values of these magnitudes, of which the largest is ``spread`` above the
     smallest. They hold whole blocks, or more than one, so that their extremes are at least those of any block."""
     largest = float(np.max(magnitude, initial=0.0))
@@ -43,7 +37,7 @@ def bound(name: str, magnitude: Array, spread: float) -> Array:
     return magnitude  # topk: the element, or nothing
 
 
-def all_reduce_bound(name: str, partials: list[Array], divisor: int) -> Array:
+def all_reduce_bound(name, partials, divisor):
     """The same for an all-reduce: every host encodes its partial sum, the owner of a block the sum of what it decoded.
     ``partials`` are the sums of each host; results are divided by ``divisor``."""
     spreads = [float(np.ptp(partial)) if partial.size else 0.0 for partial in partials]

@@ -4,15 +4,12 @@
 methods of ``Rank`` whose names begin with ``do_``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # whatever PYTHONSAFEPATH says
 
@@ -20,8 +17,8 @@ import numpy as np
 
 from bagua.csrc import build
 from plane import codecs, reference
-from plane.cases import EDGE, GETS_ALL, GIVES_ALL, REDUCING, Case
-from plane.reference import SIZE, STORED, Array
+from plane.cases import EDGE, GETS_ALL, GIVES_ALL, REDUCING
+from plane.reference import SIZE, STORED
 
 DEADLINE_S = 120.0
 BLOCK = 1 << 20  # elements that are compared at once
@@ -30,58 +27,58 @@ GUARD = 0xA5
 
 
 class Rank:
-    def __init__(self, task: dict[str, Any]) -> None:
+    def __init__(self, task):
         # The core of the starting process: sources that change meanwhile must not make every rank build.
         self.core = build._load(Path(task["core"]))
-        self.rank: int = task["rank"]
-        self.world: int = task["world"]
-        self.hosts: list[list[int]] = task["hosts"]
+        self.rank = task["rank"]
+        self.world = task["world"]
+        self.hosts = task["hosts"]
         self.native = self.core.Rank(
             data_socket=task["socket"], token=bytes.fromhex(task["token"]), rank=self.rank, timeout_s=30.0
         )
-        self.src: Any = None
-        self.dst: Any = None
+        self.src = None
+        self.dst = None
         self.stop = threading.Event()
 
     # ---- memory
 
-    def do_alloc(self, nbytes: int) -> dict[str, Any]:
+    def do_alloc(self, nbytes):
         """Two segments in place of the two before; their numbers."""
         self.do_free()
         self.src, self.dst = self.native.alloc(nbytes), self.native.alloc(nbytes)
         return {"segments": [self.src.id, self.dst.id]}
 
-    def do_free(self) -> dict[str, Any]:
+    def do_free(self):
         for segment in (self.src, self.dst):
             if segment is not None:
                 self.native.free(segment.id)
         self.src = self.dst = None
         return {}
 
-    def view(self, segment: Any, dtype: str, count: int, offset: int) -> Array:
+    def view(self, segment, dtype, count, offset):
         return np.frombuffer(segment, dtype=STORED[dtype], count=count, offset=offset)
 
     # ---- operations
 
-    def submit(self, kind: str, dtype: str = "float32", *, op: str = "SUM", comm: int = 0, **more: Any) -> int:
+    def submit(self, kind, dtype="float32", *, op="SUM", comm=0, **more):
         if "codec" in more:
             more["codec"] = self.core.CODECS[more["codec"]]
-        ticket: int = self.native.submit(
+        ticket = self.native.submit(
             comm=comm, kind=self.core.KINDS[kind], dtype=self.core.DTYPES[dtype], op=self.core.OPS[op], **more
         )
         return ticket
 
-    def wait(self, ticket: int) -> None:
+    def wait(self, ticket):
         assert self.native.wait(ticket, DEADLINE_S) is not None, f"an operation took more than {DEADLINE_S} s"
 
-    def do_barrier(self) -> dict[str, Any]:
+    def do_barrier(self):
         self.wait(self.submit("barrier", count=0))
         return {}
 
-    def do_cases(self, cases: list[Case], check: bool = True) -> dict[str, Any]:
+    def do_cases(self, cases, check=True):
         """Runs the cases in order: what is wrong, the digest of every result, the largest share of a bound used."""
-        wrong: list[str] = []
-        digests: list[int] = []
+        wrong = []
+        digests = []
         share = 0.0
         for case in cases:
             text, digest, used = Operation(self, case).run(check)
@@ -90,7 +87,7 @@ class Rank:
             share = max(share, used)
         return {"wrong": wrong[:5], "digests": digests, "share": share}
 
-    def do_feedback(self, case: Case, rounds: int) -> dict[str, Any]:
+    def do_feedback(self, case, rounds):
         """The same case again and again: how far the mean of all results is from what is right, as a share of it (root
         mean squares)."""
         operation = Operation(self, case)
@@ -104,7 +101,7 @@ class Rank:
 
     # ---- load until a line ends it
 
-    def do_load(self, nbytes: int, depth: int = 4) -> dict[str, Any]:
+    def do_load(self, nbytes, depth=4):
         """All-reduces of ``nbytes``, ``depth`` in flight, until this or another rank was told to stop; every result is
         checked. Answers {"began": true} when the first is done, and at the end how many there were."""
         self.do_alloc(depth * nbytes + 4096)
@@ -140,11 +137,11 @@ class Rank:
         listener.join()  # every rank gets its line
         return {"done": done, "wrong": int(wrong)}
 
-    def stop_after_a_line(self) -> None:
+    def stop_after_a_line(self):
         sys.stdin.readline()
         self.stop.set()
 
-    def agreed(self) -> bool:
+    def agreed(self):
         """True on all ranks if one of them was told to stop."""
         place = self.src.nbytes - 64
         flag = self.view(self.src, "uint8", 1, place)
@@ -158,20 +155,13 @@ class Rank:
 
     # ---- for tests of faults
 
-    def do_call(self, calls: list[list[Any]]) -> dict[str, Any]:
+    def do_call(self, calls):
         """[kind, dtype, keyword arguments] of ``submit`` one after the other, each waited for."""
         for kind, dtype, more in calls:
             self.wait(self.submit(kind, dtype, **more))
         return {}
 
-    def do_comm(self, comm: int, ranks: list[int], create: bool) -> dict[str, Any]:
-        if create:
-            self.native.create_comm(comm, ranks)
-        else:
-            self.native.destroy_comm(comm)
-        return {}
-
-    def do_knock(self, socket: str, token: str, rank: int) -> dict[str, Any]:
+    def do_knock(self, socket, token, rank):
         """Tries to join another engine; what it says."""
         try:
             self.core.Rank(data_socket=socket, token=bytes.fromhex(token), rank=rank, timeout_s=10.0)
@@ -179,7 +169,7 @@ class Rank:
             return {"refused": str(error)}
         return {"refused": ""}
 
-    def do_leave(self) -> dict[str, Any]:
+    def do_leave(self):
         self.do_free()
         self.native.close()
         return {}
@@ -188,10 +178,10 @@ class Rank:
 class Operation:
     """One case at one rank."""
 
-    def __init__(self, rank: Rank, case: Case) -> None:
+    def __init__(self, rank, case):
         self.rank, self.case = rank, case
         self.kind, self.dtype, self.op = case["kind"], case["dtype"], case["op"]
-        self.members: list[int] = case.get("members") or list(range(rank.world))
+        self.members = list(range(rank.world))
         self.n, self.me = len(self.members), self.members.index(rank.rank)
         self.count, self.seed, self.root = case["count"], case["seed"], case["root"]
         self.values = reference.table(self.dtype, self.op, case["special"])
@@ -202,7 +192,7 @@ class Operation:
         self.gets = (self.n if self.kind in GETS_ALL else 1) * one_gets * self.count
         self.place()
 
-    def place(self) -> None:
+    def place(self):
         """Where source and result lie, as (segment, byte offset)."""
         rank, case, block = self.rank, self.case, self.me * self.count * SIZE[self.dtype]
         self.src_at, self.dst_at = case["src_at"], case["dst_at"]
@@ -215,7 +205,7 @@ class Operation:
             elif self.gives > self.gets > 0 and self.kind in GIVES_ALL:
                 self.dst_at += block
 
-    def run(self, check: bool) -> tuple[str, int, float]:
+    def run(self, check):
         """(what is wrong, digest of the result, largest error as a share of its bound)."""
         rank, nbytes = self.rank, self.gets * SIZE[self.dtype]
         source = rank.view(rank.src, self.dtype, self.gives, self.src_at)
@@ -237,7 +227,7 @@ class Operation:
             text = text or "the source was changed"
         return (f"{self.case}: rank {rank.rank}: {text}" if text else ""), digest, share
 
-    def execute(self) -> None:
+    def execute(self):
         rank = self.rank
         common = {"count": self.count, "shape": (self.count,), "label": f"case {self.seed}"}
         src, dst = (rank.src.id, self.src_at), (self.target.id, self.dst_at)
@@ -248,25 +238,24 @@ class Operation:
             ]
         else:
             coded = {key: self.case[key] for key in ("codec", "density", "residual", "exact") if key in self.case}
-            common["comm"] = self.case.get("comm", 0)
             tickets = [
                 rank.submit(self.kind, self.dtype, op=self.op, root=self.root, src=src, dst=dst, **common, **coded)
             ]
         for ticket in tickets:
             rank.wait(ticket)
 
-    def unchanged(self, source: Array) -> bool:
+    def unchanged(self, source):
         first, last = self.share_of(self.gives)
         was = reference.window(first, last - first, self.rank.rank, self.seed, self.values)
         return bool(np.array_equal(source[first:last].view(np.uint8), was.view(np.uint8)))
 
-    def share_of(self, length: int) -> tuple[int, int]:
+    def share_of(self, length):
         """The part of a long vector that this rank checks: others check the rest, and digests must be equal."""
         if length <= WHOLE:
             return 0, length
         return length * self.me // self.n, length * (self.me + 1) // self.n
 
-    def check(self, result: Array) -> tuple[str, float]:
+    def check(self, result):
         shared = self.kind in ("allreduce", "broadcast", "allgather")
         first, last = self.share_of(self.gets) if shared else (0, self.gets)
         largest = 0.0
@@ -280,7 +269,7 @@ class Operation:
                 return f"element {begin + index} is {got[index]!r}, not {want[index]!r}", largest
         return "", largest
 
-    def expect(self, begin: int, end: int) -> tuple[Array, Array]:
+    def expect(self, begin, end):
         """The right elements [begin, end) of this rank's result, and how far from them they may lie."""
         if self.case.get("codec") and len(self.rank.hosts) > 1:
             return self.expect_coded(begin, end)
@@ -297,7 +286,7 @@ class Operation:
                 reference.fill(bits[low - begin : high - begin], first + low - at, rank, self.seed, self.values)
         return reference.from_bits(bits, self.dtype), np.zeros(end - begin)
 
-    def expect_coded(self, begin: int, end: int) -> tuple[Array, Array]:
+    def expect_coded(self, begin, end):
         """The same for what crosses between hosts encoded; its last ``exact`` elements cross as they are."""
         low, high = max(0, begin - codecs.WIDEST), min(self.count, end + codecs.WIDEST)
         parts = [reference.window(low, high - low, r, self.seed, self.values) for r in self.members]
@@ -309,7 +298,7 @@ class Operation:
         allowed[:coded] += codecs.all_reduce_bound(self.case["codec"], [part[:coded] for part in partials], divisor)
         return want[begin - low : end - low], allowed[begin - low : end - low]
 
-    def moved(self) -> list[tuple[int, int, int, int]]:
+    def moved(self):
         """Where a result comes from that is only moved: (index, length, rank, index in that rank's source)."""
         count, me = self.count, self.me
         if self.kind == "broadcast":
@@ -322,12 +311,12 @@ class Operation:
         return [(i * count, count, rank, shift) for i, rank in enumerate(self.members)]
 
 
-def say(**values: Any) -> None:
+def say(**values):
     print(json.dumps(values), flush=True)
 
 
-def main() -> None:
-    core_error: type[BaseException] = RuntimeError
+def main():
+    core_error = RuntimeError
     try:
         rank = Rank(json.loads(sys.argv[1]))
         say(ready=True)

@@ -5,8 +5,6 @@ chunks that were swapped do not look alike. A reference is made in float64 (floa
 are exact, overflow wraps around.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -42,7 +40,7 @@ UNDERFLOW = {
 }  # fmt: skip
 
 
-def to_bits(values: Array, dtype: str) -> Array:
+def to_bits(values, dtype):
     """Values -> how ``dtype`` stores them; bfloat16 as uint16, rounded to nearest even."""
     if dtype != "bfloat16":
         return values.astype(STORED[dtype])
@@ -52,7 +50,7 @@ def to_bits(values: Array, dtype: str) -> Array:
     return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
 
 
-def from_bits(bits: Array, dtype: str) -> Array:
+def from_bits(bits, dtype):
     """The numbers that are stored, in a type that computes: long double for float64, float64 for the other floating
     point types, integers as they are."""
     if dtype == "bfloat16":
@@ -62,7 +60,7 @@ def from_bits(bits: Array, dtype: str) -> Array:
     return bits.astype(np.float64) if dtype in FLOATS else bits
 
 
-def table(dtype: str, op: str, special: bool) -> Array:
+def table(dtype, op, special):
     """``PERIOD`` values that are stored as ``dtype`` and suit ``op``. With ``special`` some are nan, infinite,
     denormal or zeros of both signs."""
     if dtype in FLOATS:
@@ -71,7 +69,7 @@ def table(dtype: str, op: str, special: bool) -> Array:
 
 
 @functools.cache
-def _table(dtype: str, op: str, special: bool) -> Array:
+def _table(dtype, op, special):
     generator = np.random.default_rng([SIZE[dtype], len(dtype), len(op)])
     if dtype == "bool":
         return generator.integers(0, 2, PERIOD, dtype=np.uint8)
@@ -91,7 +89,7 @@ def _table(dtype: str, op: str, special: bool) -> Array:
     return to_bits(values, dtype)
 
 
-def fill(out: Array, first: int, rank: int, seed: int, values: Array) -> None:
+def fill(out, first, rank, seed, values):
     """Elements [first, first + len(out)) of the input of ``rank`` in the case number ``seed``."""
     at = (first + 7919 * seed + 104_729 * rank) % PERIOD
     done = 0
@@ -101,14 +99,14 @@ def fill(out: Array, first: int, rank: int, seed: int, values: Array) -> None:
         done, at = done + n, 0
 
 
-def window(first: int, count: int, rank: int, seed: int, values: Array) -> Array:
+def window(first, count, rank, seed, values):
     """The same as a new array."""
     out = np.empty(count, values.dtype)
     fill(out, first, rank, seed, values)
     return out
 
 
-def reduced(parts: list[Array], op: str, dtype: str) -> tuple[Array, Array]:
+def reduced(parts, op, dtype):
     """(the right result of reducing what is stored in ``parts``, the sum of the magnitudes)."""
     with np.errstate(all="ignore"):
         numbers = np.stack([from_bits(part, dtype) for part in parts])
@@ -119,7 +117,7 @@ def reduced(parts: list[Array], op: str, dtype: str) -> tuple[Array, Array]:
         return (total / len(parts) if op == "AVG" else total), np.abs(numbers).sum(axis=0)
 
 
-def bound(dtype: str, op: str, ranks: int, hosts: int, want: Array, magnitude: Array) -> Array:
+def bound(dtype, op, ranks, hosts, want, magnitude):
     """How far from ``want`` a result may lie.
 
     SUM, AVG: (n - 1) u_acc sum|x| for additions in any order (Higham, Accuracy and Stability, 4.2). Half precision adds
@@ -139,7 +137,7 @@ def bound(dtype: str, op: str, ranks: int, hosts: int, want: Array, magnitude: A
         return 1.01 * ((adding + storing) * scale + steps) + (ROUNDOFF[dtype] * np.abs(want) if op == "AVG" else 0.0)
 
 
-def compare(got: Array, want: Array, allowed: Array) -> tuple[int, float]:
+def compare(got, want, allowed):
     """(index of the first wrong element or -1, largest error as a share of what is allowed). Not-a-number and
     infinities must be where they are expected."""
     with np.errstate(all="ignore"):

@@ -7,15 +7,12 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rig.engines import DEADLINE_S, ENGINE_MAIN, Failure, Program
 
 from bagua.csrc import load
-from plane.cases import Case
 
 RANK = Path(__file__).with_name("rank.py")
 
@@ -31,7 +28,7 @@ class Held:
     mappings: int
 
 
-def held_by(pid: int) -> Held:
+def held_by(pid):
     proc = Path(f"/proc/{pid}")
     rollup = dict(line.split(":", 1) for line in (proc / "smaps_rollup").read_text().splitlines()[1:])
     return Held(
@@ -42,7 +39,7 @@ def held_by(pid: int) -> Held:
     )
 
 
-def shared_memory_of(pid: int) -> set[int]:
+def shared_memory_of(pid):
     """Inodes of the anonymous files that the process has open or mapped."""
     mapped = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
     found = {int(parts[4]) for parts in mapped if len(parts) == 6 and parts[5].startswith("/memfd:")}
@@ -55,13 +52,13 @@ def shared_memory_of(pid: int) -> set[int]:
 class Hosts:
     """Processes that stand for node daemons; several jobs may use the same."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.core = str(load().__file__)
         self.processes = [Program(f"host {index}", ENGINE_MAIN, {"core": self.core}) for index in range(number)]
         for process in self.processes:
             process.answer()
 
-    def end(self) -> None:
+    def end(self):
         for process in self.processes:
             process.end()
 
@@ -69,13 +66,13 @@ class Hosts:
 class Job:
     """One job: an engine on each host, a process for each rank."""
 
-    def __init__(self, hosts: Hosts, layout: Sequence[Sequence[int]], name: str = "job", **options: Any) -> None:
+    def __init__(self, hosts, layout, name="job", **options):
         self.hosts, self.layout, self.name = hosts, [list(ranks) for ranks in layout], name
         self.folder = tempfile.TemporaryDirectory(prefix="bgp-", dir="/tmp")  # short: paths of Unix sockets are limited
         self.tokens = {rank: secrets.token_hex(32) for ranks in self.layout for rank in ranks}
         self.key = options.pop("key", None) or secrets.token_hex(32)
         self.sockets = [f"{self.folder.name}/{index}.sock" for index in range(len(self.layout))]
-        self.ranks: dict[int, Program] = {}
+        self.ranks = {}
         # Another order of the ring rounds differently: two runs have the same bits only where it is not measured.
         settings = {"connect_timeout_s": 30.0, "measure_ring": False, "job_key": self.key, **options}
         for index, host in enumerate(hosts.processes[: len(self.layout)]):
@@ -84,15 +81,15 @@ class Job:
         self.addresses = [host.answer()["address"] for host in hosts.processes[: len(self.layout)]]
 
     @property
-    def size(self) -> int:
+    def size(self):
         return len(self.tokens)
 
-    def connect(self) -> None:
+    def connect(self):
         """Tells every host where the others are: at ``addresses``, which a test may have changed."""
         for host in self.hosts.processes[: len(self.layout)]:
             host.ask("peers", job=self.name, addresses=self.addresses)
 
-    def task(self, rank: int) -> dict[str, Any]:
+    def task(self, rank):
         index = next(index for index, ranks in enumerate(self.layout) if rank in ranks)
         return {
             "core": self.hosts.core,
@@ -103,7 +100,7 @@ class Job:
             "hosts": self.layout,
         }
 
-    def start(self) -> Job:
+    def start(self):
         """Starts all ranks and waits until they have joined."""
         self.connect()
         for rank in self.tokens:
@@ -113,23 +110,21 @@ class Job:
                 raise Failure(f"rank {rank} did not join: {answer}")
         return self
 
-    def answers(self, ranks: Iterable[int] | None = None, timeout: float = DEADLINE_S) -> dict[int, dict[str, Any]]:
+    def answers(self, ranks=None, timeout=DEADLINE_S):
         return {rank: self.ranks[rank].answer(timeout) for rank in (self.ranks if ranks is None else ranks)}
 
-    def say(self, do: str, **more: Any) -> None:
+    def say(self, do, **more):
         for process in self.ranks.values():
             process.say(do, **more)
 
-    def ask(self, do: str, timeout: float = DEADLINE_S, **more: Any) -> dict[int, dict[str, Any]]:
+    def ask(self, do, timeout=DEADLINE_S, **more):
         self.say(do, **more)
         return self.answers(timeout=timeout)
 
-    def state(self, host: int = 0, longer_than_s: float = 0.0) -> dict[str, Any]:
+    def state(self, host=0, longer_than_s=0.0):
         return self.hosts.processes[host].ask("state", job=self.name, longer_than_s=longer_than_s)
 
-    def verify(
-        self, cases: list[Case], check: bool = True, timeout: float = DEADLINE_S
-    ) -> tuple[list[list[int]], float]:
+    def verify(self, cases, check=True, timeout=DEADLINE_S):
         """Runs the cases on all ranks. Returns the digests of the results by case and rank, and the largest share of a
         bound that an error used. Raises Failure with what is wrong."""
         found = self.ask("cases", timeout=timeout, cases=cases, check=check)
@@ -145,7 +140,7 @@ class Job:
                 raise Failure(f"{case}: the ranks have different bits")
         return digests, max(answer["share"] for answer in found.values())
 
-    def leave(self) -> None:
+    def leave(self):
         """All ranks end in good order, then the engines."""
         for process in self.ranks.values():
             process.say("end")
@@ -153,18 +148,18 @@ class Job:
             process.process.wait(DEADLINE_S)
         self.close()
 
-    def close(self) -> None:
+    def close(self):
         for host in self.hosts.processes[: len(self.layout)]:
             if host.process.poll() is None:
                 host.ask("close", job=self.name)
 
-    def end(self) -> None:
+    def end(self):
         for process in self.ranks.values():
             process.end()
         self.folder.cleanup()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, explain: Callable[[], Any] = lambda: "") -> Any:
+def wait_for(condition, seconds, explain=lambda: ""):
     """The first true value of ``condition``, looked at every 20 ms. Raises Failure after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -174,9 +169,9 @@ def wait_for(condition: Callable[[], Any], seconds: float, explain: Callable[[],
     return found
 
 
-def stop(process: Program) -> None:
+def stop(process):
     process.signal(signal.SIGSTOP)
 
 
-def go_on(process: Program) -> None:
+def go_on(process):
     process.signal(signal.SIGCONT)

@@ -1,58 +1,51 @@
 """Ranks that go on through the generations of an elastic job."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
-import numpy as np
-
-from worker_scripts.rank import Rank, core, say
+from worker_scripts.rank import core, say
 
 
-def check(result: np.ndarray, view: dict[str, Any], comm: list[int] | None = None) -> None:
-    """Every rank gives the number of its member and one more."""
-    ranks = range(len(view["members"])) if comm is None else comm
-    expected = sum(view["members"][rank] + 1 for rank in ranks)
-    assert (result == expected).all(), f"{set(result)} is not {expected} in {view}"
-
-
-def through(rank: Rank, count: int, idle: bool = False, rest_s: float = 0.0) -> dict[str, Any]:
+def through(rank, count, idle=False, rest_s=0.0):
     """All-reduces without end. Says each view that it enters, after the first result there, and each end.
 
     ``idle``: member 1 waits before the second operation of each generation, so that all others wait for it. ``rest_s``:
     after each operation.
     """
     member = rank.rank
-    rank.view(rank.src, "float32", count)[:] = member + 1
-    result = rank.view(rank.dst, "float32", count)
+    rank.view(rank.src, count)[:] = member + 1
+    result = rank.view(rank.dst, count)
     view = rank.native.view()
+
+    def check():
+        expected = sum(one + 1 for one in view["members"])
+        assert (result == expected).all(), f"{set(result)} is not {expected} in {view}"
+
     while True:
         try:
             rank.run("allreduce", count=count)
-            check(result, view)
-            say(view=view, at=time.monotonic())
+            check()
+            say(view=view)
             if idle and member == 1:
                 time.sleep(1000)
             while True:
                 rank.run("allreduce", count=count, label="bucket 1")
-                check(result, view)
+                check()
                 time.sleep(rest_s)
         except core.Regrouped as why:
-            say(regrouped=str(why), at=time.monotonic())
+            say(regrouped=str(why))
         entered = rank.native.enter(60.0)
         assert entered is not None and entered == rank.native.view()
         assert entered["members"][entered["rank"]] == member and entered["generation"] > view["generation"]
         view = entered
 
 
-def flags(rank: Rank, count: int, given: int) -> dict[str, Any]:
+def flags(rank, count, given):
     """All-reduces with flags behind them, waited for in one call, until the generation ends. Says what the first flags
     tell. Then: whether those of the last round ended well. Flags that could not be submitted have no ticket."""
     native, values = rank.native, rank.src
     made = native.flags(0, values.address, (values.id, 0))
     made.given = given + rank.rank
-    rounds, waited = 0, list[int]()
+    rounds, waited = 0, []
     try:
         while True:
             waited.clear()
@@ -77,9 +70,9 @@ def flags(rank: Rank, count: int, given: int) -> dict[str, Any]:
     return {"flags_well": well[-1], "rounds": rounds}
 
 
-def fenced(rank: Rank, count: int, fences: bool) -> dict[str, Any]:
+def fenced(rank, count, fences):
     """A large broadcast from rank 0, and a small operation behind it: when they were over, in ns."""
     large = rank.start("broadcast", count=count, root=0)
     small = rank.start("reduce", "int32", count=3, op="MAX", root=0, fenced=fences)
     done = {"small": rank.native.wait(small, 60.0), "large": rank.native.wait(large, 60.0)}
-    return {name: times[2] for name, times in done.items() if times is not None}
+    return {name: times[2] for name, times in done.items()}

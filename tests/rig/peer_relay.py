@@ -1,20 +1,16 @@
-"""A relay before a TCP port: a network that is slow, stalls, or resets what goes through it."""
-
-from __future__ import annotations
+"""A relay before a TCP port: a network that is slow, stalls, changes, cuts or resets what goes through it."""
 
 import contextlib
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 
 class Relay:
     """Passes on the connections of one listener, in the order in which they come, each at a rate of its own."""
 
-    def __init__(self, target: str, address: str = "127.0.0.1") -> None:
+    def __init__(self, target, address="127.0.0.1"):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.rate = 0.0  # bytes per second of each connection; 0: unlimited
@@ -22,26 +18,28 @@ class Relay:
         self.going.set()
         self.over = False
         self.taken = 0  # bytes
-        self.sockets: list[socket.socket] = []
-        self.threads: list[threading.Thread] = []
+        self.lock = threading.Lock()  # guards the next one
+        self.flips = 0
+        self.pairs = []
+        self.threads = []
         self.listener = socket.create_server((address, 0))
         self.address = f"{address}:{self.listener.getsockname()[1]}"
         self._start(self._accept)
 
-    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+    def _start(self, target, *arguments):
         self.threads.append(threading.Thread(target=target, args=arguments))
         self.threads[-1].start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
                 far = socket.create_connection(self.target)
-                self.sockets += [near, far]
+                self.pairs.append((near, far))
                 self._start(self._pass, near, far)
                 self._start(self._pass, far, near)
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source, target):
         free_at = time.monotonic()
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
@@ -55,27 +53,41 @@ class Relay:
                 target.sendall(self.change(data))
             target.shutdown(socket.SHUT_WR)
 
-    def change(self, data: bytes) -> bytes:
+    def change(self, data):
         """Returns the bytes of a piece to pass on. An attacker's relay overrides this."""
-        return data
+        with self.lock:
+            if not self.flips or len(data) < 1000:
+                return data
+            self.flips -= 1
+        return data[:500] + bytes([data[500] ^ 1]) + data[501:]
 
-    def reset(self) -> None:
+    def corrupt(self):
+        """One bit of the next large piece arrives changed."""
+        with self.lock:
+            self.flips += 1
+
+    def cut(self, *numbers):
+        """Ends connections, or all of them, as a network does that loses its state."""
+        for pair in [self.pairs[number] for number in numbers] or list(self.pairs):
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def reset(self):
         """Ends every connection with an RST at both ends."""
-        for item in self.sockets:
+        for end in (end for pair in self.pairs for end in pair):
             with contextlib.suppress(OSError):
-                item.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                item.shutdown(socket.SHUT_RD)  # wakes the thread that reads
-                item.close()
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RD)  # wakes the thread that reads
+                end.close()
 
-    def close(self) -> None:
+    def close(self):
         self.over = True
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for item in self.sockets:
-            with contextlib.suppress(OSError):
-                item.shutdown(socket.SHUT_RDWR)
-        for thread in self.threads:
+        self.threads[0].join()
+        self.cut()
+        for thread in self.threads[1:]:
             thread.join()
-        for item in self.sockets:
-            item.close()
+        for end in (self.listener, *(end for pair in self.pairs for end in pair)):
+            end.close()
