@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from rig.coordinator.dashboards import SCRIPT, ReportingJob
 from rig.ports import free_port
 
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials
@@ -239,6 +240,15 @@ def peers(served):
     yield made
     for peer in made:
         peer.close()
+
+
+@pytest.fixture
+def job(served, peers):
+    """One whose name is a script, and that reports, with a straggler."""
+    with served.client() as client:
+        made = ReportingJob(client, peers, SCRIPT)
+        yield made
+        made.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rig.ports import free_port
 from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
@@ -250,9 +251,7 @@ def test_all_interfaces_with_tls_are_allowed(start, monkeypatch):
 
 
 def test_metrics_on_request(start, connect):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = start("--metrics-port", str(port))
     connect(process, "a")
     with process.client() as client:

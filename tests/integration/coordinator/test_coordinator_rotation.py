@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from rig.ports import free_port
+
 from bagua.base.errors import UnavailableError
 from bagua.base.security import TlsFiles
 from bagua.cli.support_bundle import scrape
@@ -45,9 +47,7 @@ def shown(address, tls):
 def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
     folder = tmp_path / "tls"
     make_certificates(folder, ["127.0.0.1"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     coordinator = start("--tls", str(folder), "--metrics-port", str(port), "--dashboard", "127.0.0.1:0")
     peer = connect(coordinator, "node-a")
     pages = (f"127.0.0.1:{port}", coordinator.dashboard.removeprefix("https://"))

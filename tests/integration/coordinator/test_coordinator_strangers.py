@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rig.ports import free_port
 
 from bagua.base.errors import InvalidRequestError
 from bagua.base.security import call_metadata
@@ -135,10 +136,8 @@ def test_watching_strangers_are_few_and_keep_no_probe_out(start):
 
 
 def test_refusals_are_a_line_and_a_count(start):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = start("--metrics-port", str(port))
+    port = free_port()
+    process = start("--metrics-port", str(port), BAGUA_COORDINATOR_STRANGER_S="1")
     with process.channel() as channel:
         stub = job_pb2_grpc.JobServiceStub(channel)
         for _ in range(300):
@@ -146,19 +145,12 @@ def test_refusals_are_a_line_and_a_count(start):
                 stub.ListJobs(job_pb2.ListJobsRequest(), timeout=30)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         assert 'bagua_coordinator_bad_calls_total{kind="unauthenticated"} 300.0' in answer.read().decode()
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as silent:
+        assert silent.recv(1) == b""  # is shut down, too
     code, errors = process.end()
     lines = [line for line in errors.splitlines() if "refused" in line]
     assert code == 0 and 1 <= len(lines) <= 2 and "127.0.0.1" in lines[0], errors
     assert len(errors) < 5_000, errors
-
-
-def test_a_silent_connection_to_the_metrics_is_shut_down_too(start):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start("--metrics-port", str(port), BAGUA_COORDINATOR_STRANGER_S="1")
-    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as silent:
-        assert silent.recv(1) == b""
 
 
 def test_bearers_over_tls_stay_and_strangers_of_the_handshake_go(start, connect):

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
-from rig.coordinator.dashboards import SCRIPT, ReportingJob
+from rig.coordinator.dashboards import SCRIPT
 
 from bagua.base.security import TlsFiles
 from bagua.daemon.coordinator.admin.certs import make_certificates
@@ -23,14 +23,6 @@ from bagua.proto import node_pb2 as n
 
 WAIT_S = 60.0
 OWN = {"x-bagua-dashboard": "1"}
-
-
-@pytest.fixture
-def job(served, peers):
-    with served.client() as client:
-        made = ReportingJob(client, peers, SCRIPT)
-        yield made
-        made.close()
 
 
 @pytest.fixture

@@ -25,14 +25,6 @@ def chromium():
 
 
 @pytest.fixture
-def job(served, peers):
-    with served.client() as client:
-        made = ReportingJob(client, peers, SCRIPT)
-        yield made
-        made.close()
-
-
-@pytest.fixture
 def elastic(served, peers):
     with served.client() as client:
         made = ReportingJob(client, peers, "elastic", elastic=True)

@@ -3,8 +3,6 @@
 import asyncio
 import time
 
-import pytest
-from rig.coordinator.dashboards import SCRIPT, ReportingJob
 from textual.widgets import Button, DataTable, RichLog, Static
 
 from bagua.dashboard.top import Confirm, JobScreen, Top
@@ -12,14 +10,6 @@ from bagua.dashboard.top_texts import rank_map
 from bagua.proto import common_pb2 as c
 
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def job(served, peers):
-    with served.client() as client:
-        made = ReportingJob(client, peers, SCRIPT)
-        yield made
-        made.close()
 
 
 async def until(pilot, condition, key=""):
