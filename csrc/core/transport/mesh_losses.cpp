@@ -140,11 +140,17 @@ void Watch::ask(Peer* peer, int64_t now) {
     return outbox_->post(peer, {FrameType::kPing, 0, 0, nullptr, 0, 0, now, {}});
   }
   if (now - peer->ping_ns < patience(*peer)) return;
+  int64_t unheard_ns = 0;  // the kernel of a daemon that does not run acknowledges all the same
+  for (const auto& stream : peer->streams) {
+    if (stream != nullptr) unheard_ns = std::max(unheard_ns, unacknowledged_ns(stream->socket.get()));
+  }
+  const char* why = unheard_ns > patience(*peer) / 2
+                        ? ": not even its machine acknowledges anything. Is it, or the network between, down?"
+                        : ": its connections are open, but its daemon does not run. Is it stopped, swapped out or "
+                          "starved of processor time?";
   const int index = peer->lane()->peer;
   shared_->fail(
-      {Code::kTimeout, shared_->name(index) + " has not answered for " + duration_text(now - quiet_since(*peer)) +
-                           ": its connections are open, but its daemon does not run. Is it stopped, swapped "
-                           "out or starved of processor time?"},
+      {Code::kTimeout, shared_->name(index) + " has not answered for " + duration_text(now - quiet_since(*peer)) + why},
       index);
 }
 
