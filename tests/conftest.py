@@ -4,8 +4,6 @@ A PostgreSQL server: the one of BAGUA_TEST_POSTGRES_URL, else the system's binar
 else a skip that says so. SQLAlchemy is imported where it is used: a machine that is lent for GPU tests has none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -17,9 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,9 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 from rig import shares
 from rig.ports import free_port
 from rig.system.postgres import as_postgres, binaries
-
-if TYPE_CHECKING:
-    from rig.ranks.pool import Pools
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
 # cost more than they bring. The daemon's own setting has a test of its own (unit/node/test_node_launch.py).
@@ -41,7 +34,7 @@ DROPS = 5
 """Attempts to empty a database."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run the tests marked 'full' too: everything, up to 1 GiB")
     parser.addoption(
         "--algorithm",
@@ -64,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.addinivalue_line("markers", "job(world, name): what ranks of the contract suite must have done")
     config.addinivalue_line("markers", "full: runs with --full only (see tests/README.md)")
     with contextlib.suppress(ImportError):  # a machine that is lent for GPU tests has no hypothesis
@@ -76,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("new" if config.getoption("--full") else "same")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leaves tests marked ``full`` out where ``--full`` is not given: they would fill the screen as skipped. Puts long
     files first in the processes of pytest-xdist."""
     if not config.getoption("--full"):
@@ -87,27 +80,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: shares.place_in_order(item.nodeid))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """From now on garbage is looked for, but not among modules and tests."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """Which process runs which tests."""
     return shares.scheduler(config, log)
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
+def short_folder():
     """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Pools]:
+def pools():
     """Ranks that stay, for tests whose functions take milliseconds: ``pools([0, 1]).run(function, argument=...)``."""
     from rig.ranks.pool import Pools  # imports torch
 
@@ -117,7 +110,7 @@ def pools() -> Iterator[Pools]:
 
 
 @contextlib.contextmanager
-def system_server(bin_dir: Path, prefix: list[str]) -> Iterator[str]:
+def system_server(bin_dir, prefix):
     with tempfile.TemporaryDirectory(prefix="bagua-pg-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if prefix:
@@ -146,7 +139,7 @@ def system_server(bin_dir: Path, prefix: list[str]) -> Iterator[str]:
             process.wait(20)
 
 
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_it_answers(url, process, log):
     """PostgreSQL has no ready line: connecting is the test."""
     import sqlalchemy as sa
 
@@ -165,7 +158,7 @@ def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path)
 
 
 @contextlib.contextmanager
-def wheel_server(module: str) -> Iterator[str]:
+def wheel_server(module):
     with tempfile.TemporaryDirectory(prefix="bagua-pg-", ignore_cleanup_errors=True) as folder:
         server = importlib.import_module(module).get_server(folder, cleanup_mode="stop")
         try:
@@ -175,7 +168,7 @@ def wheel_server(module: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
+def postgres_server():
     """The URL of a server on which databases may be made."""
     if not importlib.util.find_spec("psycopg"):
         pytest.skip("PostgreSQL: the package psycopg is not installed")
@@ -197,7 +190,7 @@ def postgres_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres_database(postgres_server: str) -> Iterator[str]:
+def postgres_database(postgres_server):
     """The URL of a database of our own on that server."""
     import sqlalchemy as sa
 
@@ -215,7 +208,7 @@ def postgres_database(postgres_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_url(postgres_database: str) -> Iterator[str]:
+def postgres_url(postgres_database):
     """The URL of an empty database."""
     import sqlalchemy as sa
 

@@ -14,8 +14,6 @@ With ``--packages-of VENV`` only torch is installed. All other packages, and Bag
 this checkout (``deploy/dev.py develop``). It takes a minute or two, and disturbs no other tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os
@@ -40,7 +38,7 @@ RUNS = (
 )
 
 
-def provide(version: str, packages_of: Path | None) -> tuple[Path, dict[str, str]]:
+def provide(version, packages_of):
     """Python of the version's environment, which is made if it is absent, and the variables for processes of it."""
     venv = ROOT / f".venv-torch-{version}"
     environment = {**os.environ, "BAGUA_TORCH": version, "PYTHONSAFEPATH": "1"}
@@ -52,7 +50,7 @@ def provide(version: str, packages_of: Path | None) -> tuple[Path, dict[str, str
     return venv / "bin" / "python", environment
 
 
-def borrow(version: str, venv: Path, other: Path) -> None:
+def borrow(version, venv, other):
     """An environment with this torch, and behind it the packages of ``other``."""
     python = venv / "bin" / "python"
     if not python.exists():
@@ -64,19 +62,19 @@ def borrow(version: str, venv: Path, other: Path) -> None:
         link.write_text(f"import site; site.addsitedir({str(packages(other.absolute()))!r})\n")
 
 
-def packages(venv: Path) -> Path:
+def packages(venv):
     """The folder of an environment's packages."""
     (found,) = venv.glob("lib/python3.*/site-packages")
     return found
 
 
-def run_tests(version: str, arguments: list[str], options: argparse.Namespace) -> tuple[str, Counter[str]]:
+def run_tests(version, arguments, options):
     """The row of a version, and why tests were skipped, or which failed."""
     python, environment = provide(version, options.packages_of)
     build = "import torch, bagua.csrc as native; native.load(); native.load_c10d()"  # takes minutes
     subprocess.run([python, "-c", build], env=environment, check=True)
-    counts: Counter[str] = Counter()
-    words: Counter[str] = Counter()
+    counts = Counter()
+    words = Counter()
     for chosen in SHORT if options.short else RUNS:
         with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # a short path: Unix sockets lie below it
             files = [f"--basetemp={folder}/t", f"--junitxml={folder}/report"]
@@ -94,7 +92,7 @@ def run_tests(version: str, arguments: list[str], options: argparse.Namespace) -
     return f"| {version} | {counts['passed']} | {counts['skipped']} | {counts['failed']} | {today} |", words
 
 
-def attempt(version: str, arguments: list[str], options: argparse.Namespace) -> tuple[str, Counter[str]]:
+def attempt(version, arguments, options):
     """As ``run_tests``; an environment that can't be made, or a run that breaks off, keeps no other version out."""
     try:
         return run_tests(version, arguments, options)
@@ -102,7 +100,7 @@ def attempt(version: str, arguments: list[str], options: argparse.Namespace) -> 
         return f"| {version} | | | | {datetime.date.today()} |", Counter([f"FAILED {error}"])
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=list(VERSIONS))
     parser.add_argument("--remove", action="store_true", help="delete each environment after its run")

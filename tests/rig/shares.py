@@ -4,35 +4,20 @@ A share is a file, because the tests of a file use the same daemons, ranks and b
 busy when all others are done are divided further.
 """
 
-from collections.abc import Callable
-
-Divide = Callable[[str], str]
-"""Name of a test without its file, as ``test_x[a-b]`` -> name of the test's share of the file."""
-
 
 def each(name):
-    """Each test by itself: the tests have nothing in common."""
+    """The share of a test in its file. Each test by itself: they have nothing in common."""
     return name
 
 
-def by_function(name):
-    """All cases of a function together."""
-    return name.partition("[")[0]
-
-
-def by_build(name):
-    """Tests of the same build of the native code: the first one waits for the compiler."""
-    return name.partition("[")[2].partition("-")[0]
-
-
-def by_world(name):
-    """Tests of the same ranks (contract/test_algorithms.py)."""
+def by_first(name):
+    """Tests of the same build of the native code, or of the same ranks: the first one waits for them."""
     return name.partition("[")[2].partition("-")[0]
 
 
 LONG = {
-    "native/test_native.py": by_build,
-    "contract/test_algorithms.py": by_world,
+    "native/test_native.py": by_first,
+    "contract/test_algorithms.py": by_first,
     "simulation/test_control_plane.py": each,
     "integration/torch_api/test_torch_training.py": None,
     "habits/test_habits.py": None,

@@ -15,11 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -43,15 +42,7 @@ Answer = Callable[[common_pb2.TuneRequest], common_pb2.TuneReply]
 class EngineHost(RankServiceServicer):
     """One host of a job: its engine, and the service that ranks join through."""
 
-    def __init__(
-        self,
-        folder: Path,
-        hosts: Sequence[Sequence[int]],
-        index: int,
-        memory_limit: int = 0,
-        regrouper: Regrouper | None = None,
-        newcomers: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, folder, hosts, index, memory_limit=0, regrouper=None, newcomers=()):
         """``regrouper``: the job is elastic. ``newcomers``: the host has these members alone."""
         self.hosts = [list(ranks) for ranks in hosts]
         self.index = index
@@ -59,10 +50,10 @@ class EngineHost(RankServiceServicer):
         self.socket = str(folder / f"rank-{index}.sock")
         self.data_socket = str(folder / f"data-{index}.sock")
         self.tokens = {member: os.urandom(32) for member in newcomers or hosts[index]}
-        self.takes_newcomers: list[int] = []
-        self.tune: Answer | None = None
-        self.progress: list[common_pb2.Progress] = []
-        self.told: list[dict[str, Any]] = []
+        self.takes_newcomers = []
+        self.tune = None
+        self.progress = []
+        self.told = []
         self.regrouper = regrouper
         self.engine = (
             open_lobby(csrc.load(), newcomers, self.data_socket, self.tokens)
@@ -88,7 +79,7 @@ class EngineHost(RankServiceServicer):
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()
 
-    def _watch(self) -> None:
+    def _watch(self):
         """A rank that is lost ends the job, as the node daemon does it. In an elastic job the others go on."""
         while self._stop_read not in select.select([self.engine.event_fd(), self._stop_read], [], [])[0]:
             for event in self.engine.events():
@@ -98,7 +89,7 @@ class EngineHost(RankServiceServicer):
                 elif event["kind"] == "lost":
                     self.engine.abort(event["text"])  # may come before the engine's own error, which says the same
 
-    def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
+    def Join(self, request, context):
         if request.rank not in self.tokens:
             context.abort(grpc.StatusCode.NOT_FOUND, f"rank {request.rank} is not on this node")
         return rank_pb2.JoinReply(
@@ -109,23 +100,23 @@ class EngineHost(RankServiceServicer):
             data_token=self.tokens[request.rank],
         )
 
-    def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
+    def ReportProgress(self, request, context):
         self.progress.append(request)
         return rank_pb2.ReportProgressReply()
 
-    def TakesNewcomers(self, request: rank_pb2.TakesNewcomersRequest, context: Any) -> rank_pb2.TakesNewcomersReply:
+    def TakesNewcomers(self, request, context):
         self.takes_newcomers.append(request.rank)
         return rank_pb2.TakesNewcomersReply()
 
-    def Tune(self, request: common_pb2.TuneRequest, context: Any) -> common_pb2.TuneReply:
+    def Tune(self, request, context):
         if self.tune is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is away")
         return self.tune(request)
 
-    def DescribeWaits(self, request: Any, context: Any) -> rank_pb2.DescribeWaitsReply:
+    def DescribeWaits(self, request, context):
         return rank_pb2.DescribeWaitsReply(waiting=self.engine.waiting(0.0))
 
-    def close(self) -> None:
+    def close(self):
         os.write(self._stop_write, b"x")
         self._watcher.join()
         self._server.stop(0).wait()
@@ -145,10 +136,10 @@ class RankProcess:
     result_file: Path
 
     @property
-    def output(self) -> str:
+    def output(self):
         return self.log.read_text()
 
-    def result(self) -> Any:
+    def result(self):
         """Returns the result of the rank's function; fails the test with the rank's output if it did not end well."""
         assert self.process.returncode == 0, f"rank {self.rank}: exit code {self.process.returncode}\n{self.output}"
         return torch.load(self.result_file, weights_only=False)
@@ -167,15 +158,8 @@ class Ranks:
     """Modules that the process has imported which forks the ranks."""
 
     def start(
-        self,
-        function: Callable[..., Any],
-        nprocs: int | None = None,
-        hosts: Sequence[Sequence[int]] | None = None,
-        environment: dict[str, str] | None = None,
-        memory_limits: Sequence[int] | None = None,
-        elastic: bool = False,
-        **arguments: Any,
-    ) -> list[RankProcess]:
+        self, function, nprocs=None, hosts=None, environment=None, memory_limits=None, elastic=False, **arguments
+    ):
         """One process for each rank, all of which run ``function(**arguments)`` of the test's file. ``memory_limits``:
         bytes of shared memory of each host, 0: all there is. ``elastic``: the job goes on without ranks that are
         killed."""
@@ -195,14 +179,7 @@ class Ranks:
                 self.started.append(self._start_rank(function, host, rank, local_rank, environment or {}, arguments))
         return self.started
 
-    def join(
-        self,
-        function: Callable[..., Any],
-        members: Sequence[int],
-        host: int = 0,
-        environment: dict[str, str] | None = None,
-        **arguments: Any,
-    ) -> list[RankProcess]:
+    def join(self, function, members, host=0, environment=None, **arguments):
         """Starts newcomers on a host, which may be a new one. They are let in when all are ready."""
         assert self.regrouper is not None
         if host == len(self.hosts):
@@ -219,16 +196,7 @@ class Ranks:
         self.started += made
         return made
 
-    def _start_rank(
-        self,
-        function: Callable[..., Any],
-        host: EngineHost,
-        rank: int,
-        local_rank: int,
-        environment: dict[str, str],
-        arguments: dict[str, Any],
-        newcomers: int = 0,
-    ) -> RankProcess:
+    def _start_rank(self, function, host, rank, local_rank, environment, arguments, newcomers=0):
         variables = {
             "RANK": rank,
             "WORLD_SIZE": newcomers or sum(len(ranks) for ranks in host.hosts),
@@ -258,7 +226,7 @@ class Ranks:
             )
         return RankProcess(rank, process, log, result_file)
 
-    def wait(self, deadline_s: float = HANG_S) -> None:
+    def wait(self, deadline_s=HANG_S):
         """Waits for all ranks; the test fails, with their output and who waits for whom, if they don't end in time."""
         deadline = time.monotonic() + deadline_s
         for rank in self.started:
@@ -270,7 +238,7 @@ class Ranks:
                 outputs = "\n".join(f"rank {one.rank}: {one.output}" for one in self.started)
                 pytest.fail(f"rank {rank.rank} did not end in {deadline_s} s\nwaiting: {waits}\n{outputs}")
 
-    def ask_where_they_are(self) -> None:
+    def ask_where_they_are(self):
         """The stacks of all threads of ranks that have not ended come into their outputs."""
         for rank in self.started:
             if rank.process.poll() is None:
@@ -278,7 +246,7 @@ class Ranks:
                     rank.process.send_signal(signal.SIGUSR2)
         time.sleep(STACKS_S)
 
-    def run(self, function: Callable[..., Any], nprocs: int | None = None, **options: Any) -> list[Any]:
+    def run(self, function, nprocs=None, **options):
         """Starts the ranks and returns what their functions returned, in the order of ranks."""
         self.start(function, nprocs, **options)
         self.wait()
@@ -287,14 +255,12 @@ class Ranks:
             pytest.fail("\n".join(f"rank {one.rank}: {one.process.returncode}\n{one.output}" for one in failed))
         return [rank.result() for rank in self.started]
 
-    def survive(
-        self, function: Callable[..., Any], lost: Sequence[int], nprocs: int | None = None, **options: Any
-    ) -> list[Any]:
+    def survive(self, function, lost, nprocs=None, **options):
         """Starts an elastic job whose members ``lost`` are killed; returns what the others' functions returned."""
         self.start(function, nprocs, elastic=True, **options)
         return self.left(lost)
 
-    def left(self, lost: Sequence[int] = (), code: int = -9) -> list[Any]:
+    def left(self, lost=(), code=-9):
         """Waits for the end of all, of ``lost`` with this code; returns what the others' functions returned."""
         self.wait()
         outputs = "\n".join(f"rank {one.rank}: {one.process.returncode}\n{one.output}" for one in self.started)
@@ -302,7 +268,7 @@ class Ranks:
             assert one.process.returncode == (code if one.rank in lost else 0), outputs
         return [one.result() for one in self.started if one.rank not in lost]
 
-    def close(self) -> None:
+    def close(self):
         for rank in self.started:
             if rank.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -314,7 +280,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def make_ranks(folder: Path, preload: tuple[str, ...] = ()) -> Iterator[Ranks]:
+def make_ranks(folder, preload=()):
     """Ranks whose engines and files live in ``folder``; whatever is left is killed at the end."""
     made = Ranks(folder, preload=preload)
     try:

@@ -2,7 +2,6 @@
 every request; the child becomes a rank."""
 
 # ruff: noqa: E402 - the first handler of the process's end is registered before anything is imported that registers one
-from __future__ import annotations
 
 import array
 import atexit
@@ -15,13 +14,12 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
-exit_code: int | None = None
+exit_code = None
 """Of a rank whose function has returned."""
 
 
-def leave() -> None:
+def leave():
     """Ends a rank whose function has returned. Clearing all modules, as the interpreter does at its end, would make a
     copy of nearly all memory that the rank shares with the server: it takes a second of a core."""
     if exit_code is not None:
@@ -46,7 +44,7 @@ from rig.ranks import rank_main
 MOST_BYTES = 1 << 20
 
 
-def serve(channel: socket.socket) -> dict[str, Any] | None:
+def serve(channel):
     """Returns in a child, with its request; in the server at the end, with None."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -78,7 +76,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
             channel.send(json.dumps({"started": pid}).encode())
 
 
-def tell_ended(channel: socket.socket) -> None:
+def tell_ended(channel):
     """Takes the exit codes of children that have ended."""
     while True:
         try:
@@ -90,7 +88,7 @@ def tell_ended(channel: socket.socket) -> None:
         channel.send(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
 
 
-def become(output: int) -> None:
+def become(output):
     """A session and output of its own, signals as in a new process."""
     os.setsid()
     signal.set_wakeup_fd(-1)

@@ -4,8 +4,6 @@ A server, one for each pytest process, imports what ranks need and then forks fo
 it forks, and it ends with the process that asked for it.
 """
 
-from __future__ import annotations
-
 import array
 import atexit
 import functools
@@ -17,9 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 SERVER = Path(__file__).with_name("fork_server.py")
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
@@ -31,7 +27,7 @@ SETTLED_AT_START = ("PYTHON", "PYTORCH", "LD_", "MALLOC_", "OMP_", "TORCH", "COV
 """Variables that an interpreter or a library reads when it starts: ranks that have their own are not forked."""
 
 
-def can_fork(environment: Mapping[str, str]) -> bool:
+def can_fork(environment):
     """Whether a rank with these variables of its own may be forked."""
     return not any(name.startswith(SETTLED_AT_START) for name in environment)
 
@@ -39,43 +35,43 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 class ForkedProcess:
     """A rank that was forked; what tests use of ``subprocess.Popen``."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
+    def __init__(self, server, pid):
         self._server = server
         self.pid = pid
 
     @property
-    def returncode(self) -> int | None:
+    def returncode(self):
         """As of the last ``poll`` or ``wait``."""
         return self._server.ended.get(self.pid)
 
-    def poll(self) -> int | None:
+    def poll(self):
         """The exit code, negative for a signal; None while the process runs."""
         self._server.hear(0.0, self.pid)
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout=None):
         """Waits for the end. Raises subprocess.TimeoutExpired."""
         self._server.hear(timeout, self.pid)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         """Nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
+    def terminate(self):
         self.send_signal(signal.SIGTERM)
 
 
 class ForkServer:
     """The server's client. Used by one thread."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload=()):
         """``preload``: modules that it imports beside those of all ranks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, **HUGE_PAGES, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
@@ -87,11 +83,11 @@ class ForkServer:
             start_new_session=True,
         )
         theirs.close()
-        self.ended: dict[int, int] = {}
-        self._answer: int | None = None
+        self.ended = {}
+        self._answer = None
         atexit.register(self.close)
 
-    def fork(self, argv: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
+    def fork(self, argv, environment, output):
         """A process that runs rank_main.py with these arguments, its output going to the descriptor ``output``; None
         where what ranks import starts threads, so that no fork is safe."""
         request = json.dumps({"argv": list(argv), "environment": dict(environment), "cwd": os.getcwd()}).encode()
@@ -104,17 +100,17 @@ class ForkServer:
                 raise RuntimeError(f"The server that forks ranks gave no answer in {READY_S:.0f} s.")
         return ForkedProcess(self, self._answer) if self._answer else None
 
-    def hear(self, timeout: float | None, pid: int) -> None:
+    def hear(self, timeout, pid):
         """Waits until the process has ended."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while pid not in self.ended:
             if not self._receive(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return
 
-    def _receive(self, timeout: float | None) -> bool:
+    def _receive(self, timeout):
         if not select.select([self._socket], [], [], timeout)[0]:
             return False
-        told: dict[str, Any] = json.loads(self._socket.recv(MOST_BYTES) or b"{}")
+        told = json.loads(self._socket.recv(MOST_BYTES) or b"{}")
         if not told:
             raise RuntimeError(f"The server that forks ranks ended with exit code {self._process.wait()}.")
         if "ended" in told:
@@ -124,13 +120,13 @@ class ForkServer:
             self.ended.pop(told["started"], None)  # that of an older process with the same pid
         return True
 
-    def close(self) -> None:
+    def close(self):
         """The server ends when its socket does."""
         self._socket.close()
         self._process.wait()
 
 
 @functools.cache
-def server(*preload: str) -> ForkServer:
+def server(*preload):
     """The server of this process that has imported these modules, started at first use."""
     return ForkServer(preload)

@@ -5,14 +5,10 @@ A test passes ``environment(device)`` to its ranks. Scenarios say ``placed(model
 ``on_host(tensor)`` for what they compare, and are the same for all three.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
-from typing import Any
 
 import torch
-from torch import nn
 
 import bagua.csrc
 
@@ -21,7 +17,7 @@ DEVICES = ("cpu", "fake", "cuda")
 ROUTES = ("staged", "flat", "hierarchical")
 
 
-def environment(device: str, route: str = "") -> dict[str, str]:
+def environment(device, route=""):
     """Variables for ranks that train there. ``route``: how operations travel; empty: as the leg chooses."""
     if device == "cpu":
         return {}
@@ -38,7 +34,7 @@ def environment(device: str, route: str = "") -> dict[str, str]:
     return found
 
 
-def prepare() -> None:
+def prepare():
     """In a rank, before anything else."""
     device = os.environ.get(VARIABLE, "cpu")
     if device == "fake":
@@ -56,12 +52,12 @@ def prepare() -> None:
         torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
 
 
-def device() -> torch.device:
+def device():
     """Where this process trains."""
     return torch.device("cuda" if os.environ.get(VARIABLE) == "cuda" else "cpu")
 
 
-def placed(model: nn.Module) -> nn.Module:
+def placed(model):
     """``model``, moved to where this process trains; tensors that it is called with follow it there."""
     if os.environ.get(VARIABLE) != "cuda":
         return model
@@ -69,10 +65,10 @@ def placed(model: nn.Module) -> nn.Module:
     return model.cuda()
 
 
-def _move_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _move_inputs(_, inputs):
     return tuple(one.cuda() if isinstance(one, torch.Tensor) else one for one in inputs)
 
 
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
+def on_host(tensor):
     """A copy on the CPU of what lies on a GPU."""
     return tensor.cpu()

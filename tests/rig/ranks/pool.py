@@ -13,7 +13,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,23 +41,23 @@ class Seat:
     stream: BinaryIO
     seen: int = 0
 
-    def news(self) -> str:
+    def news(self):
         """The rank's output since the last call."""
         whole = self.rank.log.read_bytes()
         new, self.seen = whole[self.seen :], len(whole)
         return new.decode(errors="replace")
 
-    def answer(self) -> Answer:
+    def answer(self):
         """The rank's answer, when its channel is readable."""
         try:
-            found: Answer = pickle.load(self.stream)
+            found = pickle.load(self.stream)
         except (EOFError, ConnectionError):
             self.rank.process.wait()
             found = (None, f"ended with exit code {self.rank.process.returncode}")
         return found
 
 
-def last_words(error: str) -> str:
+def last_words(error):
     """The first line of the exception at a traceback's end."""
     lines = error.strip().splitlines()
     last = max((place for place, line in enumerate(lines) if line.startswith("  ")), default=-1)
@@ -71,20 +70,18 @@ class Pool:
     ``hosts``: ranks of every host. ``elastic``: ranks of an elastic job. ``environment``: variables of the ranks.
     """
 
-    def __init__(
-        self, hosts: Sequence[Sequence[int]], elastic: bool = False, environment: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, hosts, elastic=False, environment=None):
         self._hosts = [list(ranks) for ranks in hosts]
         self._elastic = elastic
         self._environment = environment
-        self._seats: list[Seat] = []
-        self._ranks: Ranks | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._done: list[str] = []
+        self._seats = []
+        self._ranks = None
+        self._folder = None
+        self._done = []
         self.starts = 0
         """How often ranks were started."""
 
-    def run(self, function: Callable[..., Any], hang_s: float = HANG_S, **arguments: Any) -> list[Any]:
+    def run(self, function, hang_s=HANG_S, **arguments):
         """Runs ``function(**arguments)``, of a file that has no relative imports, on every rank. Returns their results.
         Fails the test with the errors of all ranks if it did not return on one of them."""
         if not self._seats:
@@ -108,7 +105,7 @@ class Pool:
         self._done.append(name)
         return [result for result, _ in answers]
 
-    def _start(self) -> None:
+    def _start(self):
         self.starts += 1
         self._done = []
         self._folder = tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True)
@@ -134,9 +131,9 @@ class Pool:
                     pytest.fail("\n".join(f"rank {one.rank}: {one.output}" for one in started), pytrace=False)
         self._seats = [Seat(one, *by_rank[one.rank]) for one in started]
 
-    def _answers(self, hang_s: float) -> list[Answer]:
+    def _answers(self, hang_s):
         """Of all ranks. A rank that failed ends, so that the others hear of it."""
-        found: dict[int, Answer] = {}
+        found = {}
         deadline = time.monotonic() + hang_s
         while len(found) < len(self._seats):
             waiting = {seat.channel: rank for rank, seat in enumerate(self._seats) if rank not in found}
@@ -149,7 +146,7 @@ class Pool:
                 found |= {rank: (None, f"did not return in {hang_s} s") for rank in waiting.values()}
         return [answer for _, answer in sorted(found.items())]
 
-    def close(self) -> None:
+    def close(self):
         """Ends the ranks; the next function gets others."""
         for seat in self._seats:
             seat.stream.close()
@@ -170,16 +167,16 @@ class Pool:
 class Pools:
     """The pools of one process of pytest, each made when it is first wanted."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Pool] = {}
+    def __init__(self):
+        self._made = {}
 
-    def __call__(self, *hosts: Sequence[int], elastic: bool = False, environment: dict[str, str] | None = None) -> Pool:
+    def __call__(self, *hosts, elastic=False, environment=None):
         """Ranks of every host, as ``pools([0, 1])`` and ``pools([0], [1])``."""
         key = f"{[list(one) for one in hosts]} {elastic} {environment}"
         if key not in self._made:
             self._made[key] = Pool(hosts, elastic, environment)
         return self._made[key]
 
-    def close(self) -> None:
+    def close(self):
         for pool in self._made.values():
             pool.close()

@@ -1,7 +1,5 @@
 """A rank of a pool (pool.py)."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os
@@ -11,8 +9,6 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -20,7 +16,7 @@ import bagua.torch_api as bagua
 from rig.ranks.helpers import find_helpers
 
 
-def rank_serve(address: str) -> None:
+def rank_serve(address):
     """Runs tasks until the pool closes the channel. A task that raises is this rank's last one: the others, which may
     wait for its part, hear of its end."""
     bagua.init_process_group()
@@ -28,7 +24,7 @@ def rank_serve(address: str) -> None:
     channel.connect(address)
     stream = channel.makefile("rb")
     channel.sendall(pickle.dumps(bagua.get_rank()))
-    files: dict[str, ModuleType] = {}
+    files = {}
     while True:
         try:
             task = pickle.load(stream)
@@ -40,7 +36,7 @@ def rank_serve(address: str) -> None:
             os._exit(1)
 
 
-def run(file: str, function: str, arguments: dict[str, Any], files: dict[str, ModuleType]) -> tuple[bytes, bool]:
+def run(file, function, arguments, files):
     """The pool's answer: the function's result, or the error that kept it from one. The next function finds the
     process as this one did."""
     torch.manual_seed(0)
@@ -60,7 +56,7 @@ def run(file: str, function: str, arguments: dict[str, Any], files: dict[str, Mo
     return answer, bool(error)
 
 
-def load(file: str) -> ModuleType:
+def load(file):
     """The module of a test's file."""
     find_helpers(file)
     specification = importlib.util.spec_from_file_location(f"of_pool_{Path(file).stem}", file)

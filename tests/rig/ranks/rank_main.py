@@ -3,8 +3,6 @@
 What the function returns is written to RESULT_FILE with torch.save.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib.util
 import json
@@ -25,7 +23,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.4 warns of 
 warnings.filterwarnings("ignore", "Protobuf gencode version")  # protobuf 6 does, of what 7 takes without a word
 
 
-def main() -> None:
+def main():
     file, function, result_file, arguments = sys.argv[1:]
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR2)  # asked by ``Ranks.wait`` where a rank hangs

@@ -1,9 +1,5 @@
 """Takes the place of what tunes a model."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from rig.ranks.faults import kill_self
 
 
@@ -11,17 +7,17 @@ class Alternating:
     """Other cuts before each second step: a bucket for each parameter, and one for all, in turns. ``dies_at``: this
     rank is killed in the middle of that change; -1: it is not."""
 
-    def __init__(self, dies_at: int, ddp: Any, layout: Any, *_: Any) -> None:
+    def __init__(self, dies_at, ddp, layout, *_):
         self.ddp, self.layout, self.passes, self.dies_at = ddp, layout, 0, dies_at
 
-    def also(self, inner: Any) -> Any:
-        def both(*arguments: Any) -> None:
+    def also(self, inner):
+        def both(*arguments):
             inner(*arguments)
             self.passes += 1
 
         return both
 
-    def between_steps(self) -> None:
+    def between_steps(self):
         if not self.passes or self.passes % 2:
             return
         names = [name for names in self.layout.cuts for name in names]
@@ -30,11 +26,11 @@ class Alternating:
             self.ddp._use_buckets = lambda: (used(), kill_self())
         assert self.ddp.recut([[one] for one in names] if self.passes % 4 else [names])
 
-    def tell_newcomers(self) -> dict[str, Any]:
+    def tell_newcomers(self):
         return {"passes": self.passes}
 
-    def follow_as_newcomer(self, told: dict[str, Any]) -> None:
+    def follow_as_newcomer(self, told):
         self.passes = told["passes"]
 
-    def close(self) -> None:
+    def close(self):
         pass

@@ -1,10 +1,6 @@
 """Stands in for the coordinator of an elastic job whose members come and go, in tests that host engines themselves."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 
 class Regrouper:
@@ -14,23 +10,23 @@ class Regrouper:
     generation with them is planned. ``plans``: otherwise they come with the generation that follows the next loss.
     """
 
-    def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, hosts):
         self._lock = threading.RLock()  # one generation is made after the other
         self.generation = 1
         self._settled = 1  # the newest generation that has begun, or begins at once
         self.hosts = {index: list(members) for index, members in enumerate(hosts)}
-        self.joining: dict[int, list[int]] = {}
-        self.ready: set[int] = set()
-        self.planned: dict[int, list[int]] | None = None  # hosts of the generation that is planned
-        self._begun: set[int] = set()  # hosts where it has begun
-        self._gone: set[int] = set()
-        self.engines: dict[int, Any] = {}
-        self.on_regroup: Callable[[int], None] = lambda generation: None
+        self.joining = {}
+        self.ready = set()
+        self.planned = None  # hosts of the generation that is planned
+        self._begun = set()  # hosts where it has begun
+        self._gone = set()
+        self.engines = {}
+        self.on_regroup = lambda generation: None
         self.plans = True
-        self.on_ready: Callable[[], None] = lambda: None
-        self.on_plan: Callable[[int], None] = lambda generation: None
+        self.on_ready = lambda: None
+        self.on_plan = lambda generation: None
 
-    def take(self, index: int, event: dict[str, Any]) -> None:
+    def take(self, index, event):
         """The engine of a host has told something. Hosts tell in any order: that a generation is suspended may come
         before others, or even this one, have told that it has begun."""
         with self._lock:
@@ -49,23 +45,23 @@ class Regrouper:
                 if self._begun >= set(self.planned):
                     self._settle()
 
-    def _newcomers(self) -> list[int]:
+    def _newcomers(self):
         return [member for members in self.joining.values() for member in members]
 
-    def _settle(self) -> None:
+    def _settle(self):
         """The planned change takes place everywhere."""
         assert self.planned is not None
         self.hosts, self.planned = self.planned, None
         self._settled = self.generation
         self._admitted(self.hosts)
 
-    def _admitted(self, hosts: dict[int, list[int]]) -> None:
+    def _admitted(self, hosts):
         """The members of these hosts are no newcomers any more."""
         members = [member for ranks in hosts.values() for member in ranks]
         self.joining = _without(self.joining, members)
         self.ready -= set(members)
 
-    def _follow_loss(self, generation: int) -> None:
+    def _follow_loss(self, generation):
         """The next generation, without those that are gone, after one that is suspended. It takes the place of one that
         is planned. If that has begun nowhere, newcomers are let in by a later one: members may have a step to
         repeat."""
@@ -80,18 +76,18 @@ class Regrouper:
         self._regroup()
         self.admit()
 
-    def lose(self, members: Collection[int]) -> None:
+    def lose(self, members):
         """These have ended before they joined, of which no engine tells."""
         with self._lock:
             self._gone.update(members)
             self._follow_loss(self.generation)
 
-    def again(self) -> None:
+    def again(self):
         """The next generation, of the same members: a link broke."""
         with self._lock:
             self._regroup()
 
-    def admit(self) -> None:
+    def admit(self):
         """Plans a generation with the newcomers, if all of them are ready."""
         newcomers = self._newcomers()
         if not newcomers or not self.ready >= set(newcomers):
@@ -100,13 +96,13 @@ class Regrouper:
         if self.planned is None and self.plans:
             self.plan(self._with_newcomers())
 
-    def _with_newcomers(self) -> dict[int, list[int]]:
+    def _with_newcomers(self):
         hosts = {index: list(members) for index, members in self.hosts.items()}
         for index, members in self.joining.items():
             hosts.setdefault(index, []).extend(members)
         return hosts
 
-    def plan(self, hosts: dict[int, list[int]]) -> None:
+    def plan(self, hosts):
         """The next generation, after the same step everywhere."""
         with self._lock:
             self.generation += 1
@@ -120,7 +116,7 @@ class Regrouper:
                 )
         self.on_plan(self.generation)
 
-    def hold(self) -> None:
+    def hold(self):
         """All stop after the same step, and wait."""
         with self._lock:
             self.generation += 1
@@ -128,7 +124,7 @@ class Regrouper:
                 self.engines[index].plan(generation=self.generation, hold=True)
         self.on_plan(self.generation)
 
-    def _regroup(self) -> None:
+    def _regroup(self):
         self.generation += 1
         self._settled = self.generation
         members, layout = _layout(self.hosts)
@@ -145,12 +141,12 @@ class Regrouper:
         self.on_regroup(self.generation)
 
 
-def _without(hosts: dict[int, list[int]], gone: Collection[int]) -> dict[int, list[int]]:
+def _without(hosts, gone):
     left = {index: [member for member in members if member not in gone] for index, members in hosts.items()}
     return {index: members for index, members in left.items() if members}
 
 
-def _layout(hosts: dict[int, list[int]]) -> tuple[list[int], list[list[int]]]:
+def _layout(hosts):
     """Members by rank, and ranks by host."""
     members = [member for ranks in hosts.values() for member in ranks]
     layout, first = [], 0

@@ -1,9 +1,7 @@
 """Scenarios that run on the same ranks, one after the other; each rank says on standard output which went well."""
 
-from __future__ import annotations
 
-
-def check_passed(outputs: list[str], name: str) -> None:
+def check_passed(outputs, name):
     """It went well on all ranks."""
     everything = "\n".join(f"rank {rank}:\n{output}" for rank, output in enumerate(outputs))
     assert all(f"passed {name}\n" in output for output in outputs), everything  # the cause may lie in another rank
