@@ -117,6 +117,9 @@ def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox):
     [
         (["nosuch.py"], "nosuch.py does not exist"),
         (["-m", "--no-python", "x"], "not both"),
+        (["--workdir", "/nosuch", "a.py"], "/nosuch: there is no such folder"),
+        (["--env", "broken", "a.py"], "write NAME=VALUE"),
+        (["--algorithm", "local_sgd:intervall=3", "-m", "bagua.examples.digits"], "no parameter 'intervall'. Known: "),
     ],
 )
 def test_usage_errors(sandbox, arguments, words):

@@ -1,7 +1,11 @@
 """``bagua run --hosts`` through a real sshd on loopback: this machine is both hosts."""
 
 import hashlib
+import io
+import os
 import shlex
+import signal
+import threading
 import time
 
 import pytest
@@ -9,6 +13,8 @@ from e2e.clusters.conftest import TELL
 from rig import leaks
 from rig.docs import pages
 from rig.limits import SOON_S
+
+from bagua.hosts import remote
 
 
 def words(sshd, hosts, *arguments):
@@ -48,3 +54,19 @@ def test_a_host_that_lets_nobody_in(sandbox, sshd):
     done = sandbox.bagua("run", "--hosts", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "tell.py")
     assert done.code == 1 and "no connection, or no login without a password" in done.err, done.text
     sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_a_process_that_keeps_the_output_open_is_not_waited_for(monkeypatch):
+    """As ssh's master of a shared connection does."""
+    monkeypatch.setattr(remote, "LAST_OUTPUT_S", 0.2)
+    ended, out = threading.Event(), io.StringIO()
+    end = remote.Remote("here", ["sh", "-c", "sleep 300 & echo $!"], out=out, on_end=lambda _: ended.set())
+    try:
+        assert ended.wait(SOON_S)
+        end.end()
+        assert end.code == 0
+    finally:
+        os.kill(int(out.getvalue()), signal.SIGKILL)
+        with end.process:  # closes its pipes
+            monkeypatch.setattr(remote, "LAST_OUTPUT_S", SOON_S)
+            end.wait_output()

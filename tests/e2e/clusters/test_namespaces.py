@@ -40,6 +40,20 @@ def test_service_on_two_hosts_with_tls(hosts, tmp_path):
     assert "succeeded" in output.lower()
 
 
+@pytest.mark.full  # integration/engine/test_engine_encryption.py
+def test_hosts_that_disagree_about_encryption(hosts, tmp_path):
+    """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
+    reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))
+    assert "NOT encrypted (--plain-data)" in (tmp_path / "services-1.log").read_text()
+    script = tmp_path / "sum.py"
+    script.write_text("import bagua.torch_api as bagua\nbagua.init_process_group()\nbagua.barrier()\n")
+    size = ["--nnodes", "2", "--nproc-per-node", "1"]
+    process = hosts.start(0, *bagua("job", "submit", *size, "--watch", *reach, str(script)))
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0
+    assert "--plain-data" in output and "give it to all hosts or to none" in " ".join(output.split()), output
+
+
 @pytest.mark.full  # test_ephemeral.py has two agents of torchrun on this machine
 @pytest.mark.parametrize("secret", ["7c4f0e5a91d2b3867c4f0e5a91d2b386", ""], ids=["with a secret", "without one"])
 def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts, sandbox, tmp_path, secret):
