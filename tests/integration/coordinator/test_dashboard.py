@@ -258,6 +258,10 @@ def test_it_ends_with_a_coordinator_that_is_killed(start):
         time.sleep(0.05)
 
 
+def test_an_address_beyond_loopback_needs_tls(start):
+    assert "without TLS" in start("--dashboard", "0.0.0.0:0").error
+
+
 def test_under_tls_the_cookie_is_secure_and_certificates_may_be_asked_for(start, tmp_path):
     process = start("--dashboard", "127.0.0.1:0", "--auto-tls", "localhost")
     assert process.dashboard.startswith("https://") and process.tls is not None
