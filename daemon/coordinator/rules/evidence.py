@@ -180,3 +180,16 @@ def passed(job: JobRecord) -> bool:
     if job.plan is not Plan.PLANNED:
         return True
     return any(host.entered == job.generation and not host.new for host in job.hosts)
+
+
+def begins_anew(job: JobRecord, now: float, options: Options) -> bool:
+    """True unless the job has stalled before and has made no step since."""
+    return not (job.stalls or job.accusations) or progressed(job, now, options)
+
+
+def progressed(job: JobRecord, now: float, options: Options) -> bool:
+    """True if a step was made since the first of the stalls, or since newcomers entered: whoever begins another
+    backward pass has committed the one before. Programs that have no model of ours tell of no passes: they have a
+    time."""
+    late = now >= job.placed_clock + options.stall_s + job.patience_s
+    return late or job.passes > job.stalled_passes

@@ -16,7 +16,15 @@ from dataclasses import replace
 
 from bagua.daemon.coordinator.rules.broken_links import Pair, pairs_between, put_out
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Phase, Plan
-from bagua.daemon.coordinator.rules.evidence import Evidence, failed_by_itself, find, leaving, passed
+from bagua.daemon.coordinator.rules.evidence import (
+    Evidence,
+    begins_anew,
+    failed_by_itself,
+    find,
+    leaving,
+    passed,
+    progressed,
+)
 from bagua.daemon.coordinator.rules.failure_reasons import Cause, Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, survivors
 from bagua.daemon.coordinator.rules.joins import Wave, give_up, start_newcomers
@@ -95,11 +103,11 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     others have lost and that has not spoken since gets the time of a lease to do so. If that has happened before, and
     no step was made since, the hosts that can't talk with each other are parted when all have spoken."""
     suspended = evidence.suspended
-    anew = _anew(job, now, options)
+    anew = begins_anew(job, now, options)
     links, restarts, began = _accusations(job, () if anew else job.accusations)
     stalls = (0 if anew else job.stalls) + (not began)
     # Who comes back with a broken link has had its chance; who has trained since has another one.
-    known = set() if _progress(job, now, options) else {node_id for node_id, _, _ in job.put_out}
+    known = set() if progressed(job, now, options) else {node_id for node_id, _, _ in job.put_out}
     parting = bool(links) and (stalls > 1 or any(known.intersection(pair) for pair in links))
     accused = {name for host in suspended for name in host.lost_hosts}
     awaited = (host for host in job.hosts if parting or host.node_id in accused)
@@ -145,19 +153,6 @@ def _accusations(job: JobRecord, before: Sequence[Pair]) -> tuple[tuple[Pair, ..
     if len(began) < len(job.hosts):  # else nobody is left who tells of steps
         restarts += sorted((node_id, node_id) for node_id in began)
     return links, restarts, began
-
-
-def _anew(job: JobRecord, now: float, options: Options) -> bool:
-    """True unless the job has stalled before and has made no step since."""
-    return not (job.stalls or job.accusations) or _progress(job, now, options)
-
-
-def _progress(job: JobRecord, now: float, options: Options) -> bool:
-    """True if a step was made since the first of the stalls, or since newcomers entered: whoever begins another
-    backward pass has committed the one before. Programs that have no model of ours tell of no passes: they have a
-    time."""
-    late = now >= job.placed_clock + options.stall_s + job.patience_s
-    return late or job.passes > job.stalled_passes
 
 
 def _part(job: JobRecord, evidence: Evidence, pairs: Sequence[Pair], now: float, options: Options) -> Step:

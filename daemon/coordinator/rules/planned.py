@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan
-from bagua.daemon.coordinator.rules.evidence import ending, settled
+from bagua.daemon.coordinator.rules.evidence import begins_anew, ending, settled
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, changed
 from bagua.daemon.coordinator.rules.joins import Wave, draining
@@ -36,6 +36,8 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
     if not (holds or left or admitted):
         return None, wake
     step = changed(job, admitted, left)
+    if not begins_anew(job, now, options):  # no step was made since the last stall: its broken links still count
+        step = replace(step, stalls=job.stalls, stalled_passes=job.stalled_passes, accusations=job.accusations)
     return replace(step, reason=_reason(job, step, admitted, left)), None
 
 

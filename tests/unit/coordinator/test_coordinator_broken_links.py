@@ -224,6 +224,20 @@ def test_programs_without_a_model_of_ours_tell_of_no_steps():
     assert len(c.job.hosts) == 1
 
 
+def test_newcomers_hide_no_broken_link():
+    """They are ready between two stalls, again and again, and no step is made."""
+    c = Cluster("ab", most=3)
+    stall(c, "ab", passes=7)
+    c.enter()
+    c.there("c")
+    c.decide()
+    c.says("c")
+    c.ready("c")
+    assert c.job.plan is Plan.PLANNED and [name for name, _ in c.members()] == ["a", "b", "c"]
+    stall(c, "ab", "ac", passes=7)
+    assert [name for name, _ in c.members()] == ["b", "c"], "what both stalls tell counts"
+
+
 def test_who_was_put_out_comes_back_later_and_later():
     """The link stays broken: the host is asked again after two minutes, then four, and so on up to an hour."""
     c = Cluster("abc", most=3)
