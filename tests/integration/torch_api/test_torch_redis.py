@@ -5,7 +5,6 @@ import ipaddress
 import multiprocessing
 import os
 import select
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rig.docs import pages
+from rig.programs import program
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
@@ -25,7 +25,7 @@ from bagua.torch_api.contrib.utils.store import StoreError
 from bagua.torch_api.env import find_free_network_port
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed: pip install bagua[redis]")
-needs_server = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+needs_server = pytest.mark.usefixtures("redis_server")
 SECRET = b"k" * 32
 CAPACITY = 64 << 20
 
@@ -41,7 +41,12 @@ def start():
 
 
 @pytest.fixture
-def servers():
+def redis_server():
+    program("redis-server")
+
+
+@pytest.fixture
+def servers(redis_server):
     made = [start() for _ in range(3)]
     yield made
     for server in made:
