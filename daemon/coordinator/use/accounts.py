@@ -44,7 +44,6 @@ REFRESH_S = 5.0
 STALE_S = 60.0
 _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
-_EXPIRED = "The token has expired: ask an administrator for another one (`bagua token create`). [BG804]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,99}")
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -108,7 +107,9 @@ class Accounts:
         if text.startswith(PREFIX):
             found = self._known.get(digest_of(text))
             if found is not None and self._clock.wall() >= found.expires_at:
-                raise UnauthenticatedError(_EXPIRED)
+                raise UnauthenticatedError(
+                    "The token has expired: ask an administrator for another one (`bagua token create`). [BG804]"
+                )
             return found if found is not None and self._counts(found) else None
         scope = read_scope(self._token, text)
         if scope is not None:
