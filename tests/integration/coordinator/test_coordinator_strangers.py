@@ -130,10 +130,10 @@ def test_watching_strangers_are_few_and_keep_no_probe_out(start):
         for call in calls:  # the server may take them in another order
             threading.Thread(target=lambda call=call: ended.put(ends(call)), daemon=True).start()
         assert {ended.get(timeout=WAIT_S) for _ in range(16)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert ended.empty()
         with process.channel() as probe:
             answer = health_pb2_grpc.HealthStub(probe).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
             assert answer.status == SERVING
-        assert ended.empty()
         for call in calls:
             call.cancel()
 
