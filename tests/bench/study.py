@@ -34,7 +34,7 @@ ROUNDS, WARM_UP, RECORDED_STEPS = 4, 2, 12
 
 
 def unpack():
-    """What was recorded for docs/study.md, in a folder."""
+    """Unpacks the recordings for docs/study.md into a folder."""
     if not RECORDED.exists():
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(RECORDED.parent, filter="data")

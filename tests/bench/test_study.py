@@ -1,4 +1,4 @@
-"""What the trade-off study computes makes sense, wherever it looks. ``test_programs.py`` runs it."""
+"""The trade-off study computes plausible figures everywhere. ``test_programs.py`` runs it."""
 
 import dataclasses
 import itertools

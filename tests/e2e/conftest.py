@@ -269,6 +269,7 @@ def shared_service(core, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(shared_service, tmp_path_factory):
-    """That of all tests: a start costs three seconds of a core. No test leaves a job behind. Each file has a folder."""
+    """The service of all tests: a start costs three seconds of a core. No test leaves a job behind. Each file has a
+    folder."""
     shared_service.sandbox.folder = tmp_path_factory.mktemp("folder")
     return shared_service

@@ -130,7 +130,7 @@ def shared():
 
 @pytest.fixture
 def cluster(shared):
-    """That of the file; ``said`` is what its daemons say from now on."""
+    """The cluster of this file; ``said`` returns the lines of its daemons from now on."""
     log = shared.folder / "node.log"
     before = len(log.read_text())
     shared.said = lambda: log.read_text()[before:]

@@ -36,7 +36,7 @@ class Findings:
         self._found["tables"].pop(table, None)
 
     def note(self, text):
-        """What a reader of the figures needs to know."""
+        """Adds a sentence for readers of the figures."""
         self._found["notes"].append(text)
         print(text, flush=True)
         self._write()

@@ -106,7 +106,7 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     anew = begins_anew(job, now, options)
     links, restarts, began = _accusations(job, () if anew else job.accusations)
     stalls = (0 if anew else job.stalls) + (not began)
-    # Who comes back with a broken link has had its chance; who has trained since has another one.
+    # A host that comes back with a broken link had its chance. Hosts that have made a step since get another one.
     known = set() if progressed(job, now, options) else {node_id for node_id, _, _ in job.put_out}
     parting = bool(links) and (stalls > 1 or any(known.intersection(pair) for pair in links))
     accused = {name for host in suspended for name in host.lost_hosts}

@@ -154,7 +154,8 @@ class RankProcesses:
             server, self._server = self._server, None
             await server.stop(0.1)
         if self.user is not None or self.place.code.exists():
-            await in_thread(lambda: remove_trees(self._node.places.leave(self._job_id)))
+            with contextlib.suppress(OSError):  # no thread can be started: the next life of the daemon removes it
+                await in_thread(lambda: remove_trees(self._node.places.leave(self._job_id)))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of

@@ -98,7 +98,7 @@ NO_ROUTES = [
 
 
 def told_by_all(job):
-    """What a case raised, the same at all members."""
+    """Returns the error that a case raised, which is the same at all members."""
     said = {result["raised"].splitlines()[-1] for result in job.lines().values()}
     assert len(said) == 1, said
     return said.pop()

@@ -5,7 +5,7 @@ CALL = ["allreduce", "float32", {"count": 70_001, "label": "bucket 3"}]
 
 
 def test_phases_between_hosts(make_world):
-    """All that belongs to an operation is inside it, or right at its edge."""
+    """Spans of an operation lie inside it, or right at its edge."""
     world = make_world([[0, 1], [2]], chunk_bytes=16384)
     for engine in world.engines:
         engine.start_trace(request=REQUEST, most=10_000)

@@ -1,4 +1,4 @@
-"""Which interfaces of this machine the network plugin takes as devices, and which settings it refuses."""
+"""The network plugin takes the right interfaces of this machine as devices, and refuses wrong settings."""
 
 import json
 import os
