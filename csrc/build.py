@@ -171,13 +171,14 @@ def core_key(extension: Extension = CORE) -> str:
 
 def prebuilt_key(extension: Extension = CORE) -> str:
     """Names the module that fits the sources, flags and Python, whatever the processor, and whatever the torch if
-    it needs none. Builds of one version of torch, for a CUDA or none, have the same C++ interface, but wheels until 2.6
-    have the older std::string. Raises BuildError if torch is needed and missing."""
+    it needs none. Raises BuildError if torch is needed and missing."""
     parts = [
         build_cache.digest(SOURCE_DIR, _sources(extension)),
         " ".join([*extension.compile_flags, *extension.link_flags, str(JOINED)]),
         sysconfig.get_config_var("SOABI") or sys.version,
     ]
+    # Builds of one version of torch, for a CUDA or none, have the same C++ interface; wheels until 2.6 have the older
+    # std::string.
     if not extension.needs_no_torch:
         parts += [torch_version().partition("+")[0], str(b"7__cxx1112basic_string" in _of_torch("lib/libc10.so"))]
     return build_cache.key(parts)
@@ -245,8 +246,10 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
         )
     if _ninja() is None:
         raise BuildError("ninja was not found. Install it: pip install ninja [BG202]")
+    # -P: no module of this folder hides another
     command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), extension.kind, str(target)]
     try:
+        # Who may write there chooses the code that processes of this user load.
         target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:

@@ -65,8 +65,9 @@ def _cpu_flags() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
+    # -march=native tunes for the model, too
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features", "model name"))]
-    return "\n".join(sorted(set(lines)))
+    return "\n".join(sorted(set(lines)))  # the cores of a hybrid processor differ
 
 
 def compiler() -> str:
@@ -135,7 +136,7 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        os.close(descriptor)  # The file stays: a lock on a file that was deleted keeps nobody out who makes it again
 
 
 def building_folder(target: Path) -> Path:
@@ -153,6 +154,7 @@ def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 
     root, name = target.parent.parent, target.parent.name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(root / f"{name}.lock"):
+        # Another process may have built it while this one waited for the lock.
         if target.is_file():
             return target
         failure = root / f"{name}.failed"
@@ -162,7 +164,7 @@ def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 
         try:
             make(folder)
             target.parent.mkdir(mode=0o700, exist_ok=True)
-            os.replace(folder / target.name, target)
+            os.replace(folder / target.name, target)  # whoever sees the name without the lock sees a whole file
             failure.unlink(missing_ok=True)
         except BuildError as error:
             if remembered_s:
@@ -178,7 +180,7 @@ def _raise_remembered(failure: Path, remembered_s: float) -> None:
     """Raises the BuildError that ``failure`` keeps, unless it is older."""
     with suppress(FileNotFoundError):
         age = time.time() - failure.stat().st_mtime
-        if 0 <= age < remembered_s:
+        if 0 <= age < remembered_s:  # negative: the clock was set back
             again = f"That was {age:.0f} s ago; the next try is after {remembered_s:.0f} s, or once {failure} is gone."
             raise BuildError(f"{failure.read_text()}\n{again}")
 

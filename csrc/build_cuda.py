@@ -31,7 +31,9 @@ NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 REMEMBERED_S = 600.0  # for so long a build that failed is not tried again: each rank would wait for it a minute
 # The runtime goes into the library: it need not be the version that torch brought. Streams, pointers and the device's
 # primary context belong to the driver and are the same for both.
+# --exclude-libs hides its names, which torch's own runtime has, too.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--exclude-libs,ALL")
+# A GPU runs code of its major version, and PTX serves newer ones: 8.0 is for 8.6 and 8.9, too.
 DEFAULT_ARCHS = ("8.0", "9.0", "10.0")
 OLDEST_ARCH = (8, 0)
 _NAMED_ARCHS = {
@@ -141,7 +143,7 @@ def arch_flags(nvcc: Nvcc) -> list[str]:
             for entry in _parse(";".join(DEFAULT_ARCHS), "DEFAULT_ARCHS")
             if not known or f"{entry[0]}{entry[1]}" in known
         ]
-        wanted[-1] = (*wanted[-1][:3], True)
+        wanted[-1] = (*wanted[-1][:3], True)  # drivers compile PTX for GPUs that this nvcc does not know
     flags = []
     for major, minor, suffix, ptx in wanted:
         name = f"{major}{minor}{suffix}"
@@ -161,7 +163,7 @@ def _kernels_path(nvcc: Nvcc, cache_dir: Path | None) -> Path:
         " ".join([*FLAGS, *LINK_FLAGS, *_host_compiler(), *arch_flags(nvcc)]),
         *(os.environ.get(name, "") for name in NVCC_VARIABLES),
         nvcc.release,
-        *build_cache.processor_parts()[:1],
+        *build_cache.processor_parts()[:1],  # the host's code has no -march, so one build serves all processors
     ]
     return build_cache.place("kernels", build_cache.key(parts), LIBRARY, cache_dir)
 

@@ -47,6 +47,7 @@ class Progress:
 def told(progress: Progress) -> Iterator[None]:
     """Tells on standard error how far it is, while the block lasts: one process of all those that wait for it does."""
     ended = threading.Event()
+    # A daemon: it delays no exit.
     teller = threading.Thread(target=_tell, args=(progress, ended), daemon=True, name="build progress")
     teller.start()
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 PACKAGE = "bagua_prebuilt"
 LIST = "modules.json"
 # By machine: values of the compiler's -march, the best first, and the processor's flags that each adds to the next one,
-# as in /proc/cpuinfo.
+# as in /proc/cpuinfo (there pni is SSE3, and abm is LZCNT).
 LEVELS = {
     "x86_64": {
         "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
@@ -31,7 +31,7 @@ LEVELS = {
 def find(kind: str, key: str) -> Path | None:
     """The module of that kind with that key (see ``build.prebuilt_key``) for this processor, or None."""
     folder = _folder()
-    if folder is None or "BAGUA_CORE_MARCH" in os.environ:
+    if folder is None or "BAGUA_CORE_MARCH" in os.environ:  # who sets it wants flags of his own, so it is compiled here
         return None
     made = _made(folder)
     for level in levels(platform.machine(), _flags()):
@@ -44,6 +44,7 @@ def find(kind: str, key: str) -> Path | None:
 def levels(machine: str, flags: frozenset[str]) -> list[str]:
     """The levels that a processor with these flags can run, the best first."""
     fit: list[str] = []
+    # From the lowest on: each level needs the flags of those below.
     for level, added in reversed(LEVELS.get(machine, {}).items()):
         if not flags.issuperset(added.split()):
             break

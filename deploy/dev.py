@@ -92,7 +92,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, check: bool = T
     if check and code:
         shown = [str(part) for part in command[:8]] + ["…"] * (len(command) > 8)  # a linter gets all files
         print(f"failed ({code}): {' '.join(shown)}", file=sys.stderr)
-        sys.exit(code if code > 0 else 1)
+        sys.exit(code if code > 0 else 1)  # negative: killed by a signal
     return code
 
 
@@ -149,7 +149,7 @@ def once(stamp: str, key: str, action: Callable[[], None]) -> None:
     path = VENV / f".bagua-{stamp}"
     if path.exists() and path.read_text() == key:
         return
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # an action that is interrupted is done again
     action()
     path.write_text(key)
 
@@ -380,6 +380,7 @@ def test(arguments: list[str]) -> None:
 
 def timed(command: Sequence[str]) -> tuple[int, float]:
     """Runs a command, and returns its exit code, and the processor time of all that it started, orphans as well."""
+    # Orphans become children of this process, else init would get them and their time.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = os.times()
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONSAFEPATH": "1", **BYTECODE})

@@ -109,8 +109,9 @@ def same_always(source: Path) -> None:
         for member in sorted(given.getmembers(), key=lambda one: one.name):
             member.mtime, member.uid, member.gid, member.uname, member.gname = epoch(), 0, 0, "", ""
             member.mode = 0o755 if member.isdir() else 0o644
-            member.pax_headers = {}
+            member.pax_headers = {}  # they hold times with fractions of a second
             made.addfile(member, given.extractfile(member) if member.isfile() else None)
+    # "": gzip's header would name the file
     with source.open("wb") as target, gzip.GzipFile("", "wb", 9, target, mtime=epoch()) as packed:
         packed.write(files.getvalue())
 

@@ -46,6 +46,7 @@ def pin(file: Path, requirements: list[str]) -> None:
         source.write("\n".join(requirements) + "\n")
         source.flush()
         options = ["--generate-hashes", "--no-annotate", "--no-emit-index-url", "--quiet", "--no-header"]
+        # No index: the mirror of this machine is not for others.
         options += ["--python-version", PYTHON, "--python-platform", "linux", "--output-file", str(file)]
         call([sys.executable, "-m", "uv", "pip", "compile", *options, source.name])
     head = "# Made by `python3 deploy/dev.py lock`. pip install --require-hashes --no-deps -r this file\n"
@@ -74,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, requirements in wanted().items():
         if not options.check:
-            (FOLDER / name).unlink(missing_ok=True)
+            (FOLDER / name).unlink(missing_ok=True)  # uv keeps the versions of a file that is there
             pin(FOLDER / name, requirements)
         if found := gaps(FOLDER / name, requirements):
             sys.exit(f"deploy/container/{name} does not pin: {', '.join(found)}. Run: python3 deploy/dev.py lock")

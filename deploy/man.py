@@ -70,14 +70,14 @@ def page(name: str, command: Any, everything: dict[str, Any]) -> str:
     title = name.replace(" ", "-")
     lines = [f'.TH "{title.upper()}" "1" "{date}" "Bagua {bagua.__version__}" "Bagua"']
     lines += [".SH NAME", f"{_roff(title)} \\- {_roff(_first(words))}"]
-    context = command.make_context(name, [], resilient_parsing=True)
+    context = command.make_context(name, [], resilient_parsing=True)  # no complaint of arguments that are missing
     lines += [".SH SYNOPSIS", f".B {_roff(name)}", _roff(" ".join(command.collect_usage_pieces(context)))]
     lines += [".SH DESCRIPTION", *_paragraphs(words)]
     shown = [record for param in command.params if (record := param.get_help_record(context)) is not None]
     if shown:
         lines.append(".SH OPTIONS")
         for names, text in shown:
-            lines += [".TP", f".B {_roff(names)}", _roff(text) or "\\&"]
+            lines += [".TP", f".B {_roff(names)}", _roff(text) or "\\&"]  # an empty line would end the list
     inner = sorted(other for other in everything if other.rpartition(" ")[0] == name)
     if inner:
         lines.append(".SH COMMANDS")
@@ -103,12 +103,14 @@ def _first(words: str) -> str:
 
 def _paragraphs(words: str) -> list[str]:
     blocks = re.split(r"\n\s*\n", words)
+    # \b: click's mark of a block whose lines stay as they are.
     return [line for block in blocks for line in (".PP", _roff(" ".join(block.replace("\b", "").split())))]
 
 
 def _roff(text: str) -> str:
+    # Man shows a bare - as a hyphen, which no shell takes.
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
-    return re.sub(r"^([.'])", r"\\&\1", text)
+    return re.sub(r"^([.'])", r"\\&\1", text)  # such a line would be a command of roff
 
 
 def write(out: Path) -> list[Path]:
@@ -120,6 +122,7 @@ def write(out: Path) -> list[Path]:
     made = []
     everything = commands()
     for name, command in everything.items():
+        # No time in it: the same bytes from every build.
         packed = gzip.compress(page(name, command, everything).encode(), 9, mtime=0)
         made.append(_write(out / "share" / "man" / "man1" / f"{name.replace(' ', '-')}.1.gz", packed))
     return made + [_write(out / path, text.encode()) for path, text in texts.items()]

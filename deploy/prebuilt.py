@@ -50,6 +50,7 @@ packages = ["{package}"]
 [tool.setuptools.package-data]
 "*" = ["*.json", "*/*.so"]
 """
+# Without has_ext_modules the wheel would be named as one for all platforms: setuptools has compiled nothing.
 SETUP = """
 from setuptools import Distribution, setup
 

@@ -39,7 +39,7 @@ class Firewall:
     def __init__(self, name: str, address: str, port: int) -> None:
         """Raises OSError where there is no such control group, or the kernel takes no programs for it."""
         self.address = address
-        self._port = socket.htons(port)
+        self._port = socket.htons(port)  # programs read packets and the kernel's structures as they lie there
         if (group := own_group()) is None:
             raise FileNotFoundError("cgroup2 is not mounted")
         for left in group.glob("chaos-*-*"):  # of a process that was killed
@@ -48,6 +48,7 @@ class Firewall:
                     left.rmdir()
         self._folder = group / f"chaos-{os.getpid()}-{name}"
         self._folder.mkdir()
+        # The shell enters the group before it becomes the daemon.
         self.prefix = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / PROCESSES))
         self._always = contextlib.ExitStack()
         try:
@@ -81,6 +82,7 @@ class Firewall:
     def _attached(self, kind: int, place: int, code: bytes) -> Iterator[None]:
         text, license_text = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"GPL")
         texts = (ctypes.addressof(text), ctypes.addressof(license_text))
+        # 44: log, version, flags, name and device.
         loading = struct.pack("<IIQQ44xI", kind, len(code) // 8, *texts, place)
         with _open(_bpf(_PROG_LOAD, loading)) as program, _open(os.open(self._folder, os.O_RDONLY)) as group:
             link = _bpf(_LINK_CREATE, struct.pack("<IIII", program, group, place, 0))
@@ -115,7 +117,7 @@ def _bpf(command: int, attributes: bytes) -> int:
     number = _SYSTEM_CALL.get(os.uname().machine)
     if number is None:
         raise OSError(f"the system call bpf() has no number here for {os.uname().machine}")
-    buffer = ctypes.create_string_buffer(attributes, 128)
+    buffer = ctypes.create_string_buffer(attributes, 128)  # kernels take zeros behind the fields that they know
     result: int = ctypes.CDLL(None, use_errno=True).syscall(number, command, buffer, 128)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"bpf(): {os.strerror(ctypes.get_errno())}")
@@ -182,8 +184,9 @@ def _failing(port: int, number: int) -> bytes:
 
 
 def _lost(port: int, peer: str, end: int) -> bytes:
+    # A packet that is too short for a port passes.
     code = _set(2, 0) + _point(3, _HEADERS) + _set(4, _HEADERS) + _call(_LOAD_BYTES) + _passes_if(0, False, 0)
-    for offset in (_PORTS, _PORTS + 2):
+    for offset in (_PORTS, _PORTS + 2):  # the coordinator's may be either end
         code += _load(2, _STACK, offset - _HEADERS) + _passes_if(2, True, port)
     if peer:
         (number,) = struct.unpack("<i", _address(peer))

@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool], what: str, within_s: float = TO_NOTICE_
     while not condition():
         now = time.monotonic()
         if now - looked >= LOOK_S:
-            lost += min(now - looked, starved.more())
+            lost += min(now - looked, starved.more())  # several threads may have waited at once
             looked = now
         if now - began > min(within_s + lost, MOST * within_s):
             slow = f" ({lost:.0f} s more than that, in which they had no processor)" if lost >= 1 else ""
@@ -51,6 +51,7 @@ def descendants(pid: int) -> list[int]:
     while left:
         with contextlib.suppress(OSError):  # it has ended
             for task in Path(f"/proc/{left.pop()}/task").iterdir():
+                # Each thread lists the children that it has made.
                 below = [int(word) for word in (task / "children").read_text().split()]
                 found += below
                 left += below
@@ -70,6 +71,7 @@ def waited(pids: list[int]) -> dict[int, int]:
 def alive(pid: int) -> bool:
     """True if there is such a process that has not ended."""
     try:
+        # A name may hold brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False

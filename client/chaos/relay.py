@@ -61,6 +61,7 @@ class Relay:
         other: asyncio.StreamWriter | None = None
         try:
             with contextlib.suppress(OSError):  # either end is gone
+                # Nobody listens at port 0: refused at once.
                 far, other = await asyncio.open_connection(*split_address(self._target or f"{_LOOPBACK}:0"))
                 self._writers.add(other)
                 await asyncio.gather(_copy(reader, other), _copy(far, writer))
@@ -75,4 +76,4 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
     while data := await source.read(_CHUNK):
         target.write(data)
         await target.drain()
-    raise ConnectionResetError("the other end has hung up")
+    raise ConnectionResetError("the other end has hung up")  # ends the copying the other way, too

@@ -46,7 +46,7 @@ def copies(pid: int, but: int) -> Iterator[list[socket.socket]]:
             copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
             if copy >= 0:
                 found.append(socket.socket(fileno=copy))
-            elif ctypes.get_errno() == 1:
+            elif ctypes.get_errno() == 1:  # EPERM
                 raise PermissionError(f"The connections of process {pid} can't be reached: run this as root. [BG003]")
         yield found
     finally:
@@ -99,7 +99,7 @@ def held(connections: Sequence[socket.socket]) -> Iterator[None]:
 
 def _cork(connection: socket.socket, on: bool) -> None:
     with contextlib.suppress(OSError):  # closed meanwhile
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)  # the kernel itself sends after 0.2 s
 
 
 def corrupt(pid: int, but: int, garbage: bytes) -> int:
@@ -107,6 +107,6 @@ def corrupt(pid: int, but: int, garbage: bytes) -> int:
     with copies(pid, but) as found:
         for one in found:
             with contextlib.suppress(OSError):
-                one.send(garbage, socket.MSG_DONTWAIT)
+                one.send(garbage, socket.MSG_DONTWAIT)  # a full connection would hold this process
                 return 1
         return 0

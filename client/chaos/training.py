@@ -121,6 +121,7 @@ def train(folder: Path, workers: int, rest_s: float, tell: Any) -> None:
             f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {largest if whole else 0} {time.monotonic_ns()}"
         )
         stop.fill_(float((folder / "stop").exists()))
+        # All leave after the same epoch, whoever has seen the file.
         bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)
         if stop.item():
             break
@@ -132,6 +133,7 @@ def main() -> None:
     rest_s = float(sys.argv[3]) if len(sys.argv) > 3 else REST_S
     torch.set_num_threads(1)
     bagua.init_process_group()
+    # Each line at once: the rank may be killed after it.
     with (folder / f"diary-{os.getpid()}").open("a", buffering=1) as diary:
         train(folder, workers, rest_s, lambda line: diary.write(f"{line}\n"))
 

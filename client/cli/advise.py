@@ -186,7 +186,7 @@ def speeds_of_machine(profile: StepProfile, quiet: bool) -> Any:
 def measured_network(profile: StepProfile) -> Network:
     """The network on which the profile was recorded. Raises UsageError where it does not show."""
     if profile.hosts > 1:
-        share = 2 * (profile.hosts - 1) / profile.hosts
+        share = 2 * (profile.hosts - 1) / profile.hosts  # of its bytes a host sends so much in an all-reduce
         samples = [(cost.bytes * share, cost.wire_s) for cost in profile.buckets]
         try:
             return fit_network(samples, trips=2)

@@ -34,6 +34,7 @@ def group(name: str, words: str, *files: str) -> None:
     app.add_typer(made, name=name)
 
 
+# Options, and --help, are those of the program that it becomes.
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
 

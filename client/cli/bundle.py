@@ -81,6 +81,7 @@ def tail_of(path: Path, most: int = ENTRY_BYTES) -> str:
 SHORTEST = 6
 
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+# {0,200}: without a bound a long line takes quadratic time.
 _URL = re.compile(r"(://[^/\s:@\"']{0,200}:)[^/\s\"']+(?=@)")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{6,}")
 _KNOWN_SHAPES = re.compile(
@@ -95,6 +96,7 @@ _OPTION = re.compile(rf"""(?<![\w-])(--?)([A-Za-z][\w-]{{0,99}})(\s{{1,9}}|["'],
 
 def scrub(text: str, known: Iterable[str] = ()) -> str:
     """``text`` with ``***`` for secrets. ``known``: values that must not be in it, such as a token."""
+    # The longest first: a secret may contain another one.
     for secret in sorted({value for value in known if len(value) >= SHORTEST}, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = _PEM.sub(HIDDEN, text)
@@ -108,7 +110,7 @@ def scrub(text: str, known: Iterable[str] = ()) -> str:
 def _hide(match: re.Match[str]) -> str:
     """Hides the value of a pair or option whose name is a secret's."""
     name, value = match[2], match[4]
-    if not looks_secret(name.replace("-", "_")) or value.startswith("--"):
+    if not looks_secret(name.replace("-", "_")) or value.startswith("--"):  # the next option is no value
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match[0][: match.start(4) - match.start()]}{quote}{HIDDEN}{quote}"

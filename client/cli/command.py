@@ -66,6 +66,7 @@ def command(name: str = "", **settings: Any) -> Callable[[Function], Function]:
         for key, one in own.items():
             # A job option that the function declares by itself keeps its place among the others.
             more = _INJECTED[key](job) if key in injected else [one.replace(annotation=hints[key])]
+            # One without a default may come after others that way.
             found |= {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in more}
 
         @wraps(function)

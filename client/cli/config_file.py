@@ -104,13 +104,13 @@ def values(path: Path, command: str) -> dict[str, Any]:
 def _document(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)  # one more shows that there is more
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}. [BG105]") from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"--config {path}: more than {MAX_BYTES} bytes: that is no file of options. [BG105]")
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # editors of Windows begin a file with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is no TOML: {error} [BG105]") from error
     except RecursionError as error:
@@ -148,7 +148,7 @@ def _value(path: Path, one: Declared, value: Any) -> Any:
             raise refuse(f"one of {', '.join(choices)}")
         return value
     fits = {bool: (bool,), int: (int,), float: (int, float)}.get(one.kind, (str,))
-    if type(value) not in fits:
+    if type(value) not in fits:  # not isinstance: True is an int for it
         raise refuse(wanted)
     least, most = getattr(one.info, "min", None), getattr(one.info, "max", None)
     if (least is not None and value < least) or (most is not None and value > most):
@@ -174,7 +174,7 @@ def print_config(context: typer.Context, given: Mapping[str, Any]) -> None:
         value = _plain(arguments(context, given.get("args")) if one.name == "args" else given.get(one.name))
         lines += ["", f"# {one.info.help}"]
         default = one.default
-        if value in (None, [], "") or str(value) == str(default):
+        if value in (None, [], "") or str(value) == str(default):  # as texts: a choice or a path is a text in files
             lines.append(f"# {one.key} = {_toml(_example(one, default))}")
         else:
             lines.append(f"{one.key} = {_toml(value)}")
@@ -213,7 +213,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        is_eager=True,
+        is_eager=True,  # the file's values are there before other options take their defaults
         callback=_read,
         help="Options from a TOML file; the command line wins over it. --print-config writes one.",
     ),

@@ -56,4 +56,5 @@ def _page(entry: Entry) -> str:
 
 def _text(entry: Entry) -> str:
     paragraphs = [f"{entry.code}: {entry.title}", entry.cause, f"Remedy: {entry.remedy}", f"See {_page(entry)}"]
+    # Options and file names stay whole.
     return "\n\n".join(textwrap.fill(paragraph, WIDTH, break_on_hyphens=False) for paragraph in paragraphs)

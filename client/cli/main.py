@@ -69,7 +69,7 @@ def _prepare_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            os.set_inheritable(number, True)
+            os.set_inheritable(number, True)  # os.open makes none that children get
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
     if isinstance(sys.stdout, TextIOWrapper):  # the C locale's own way fails for what is no byte that it has read
         sys.stdout.reconfigure(errors="backslashreplace")

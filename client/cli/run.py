@@ -120,7 +120,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 cluster.start_coordinator()
                 names = [f"node-{i}" for i in range(options.spec.nnodes)]
                 cluster.start_nodes(names, options.spec.nproc_per_node)
-                build.wait(terminal.advance)
+                build.wait(terminal.advance)  # it has gone on while the daemons started
                 if options.way is not None:
                     terminal.note(_reach(state.path))
                 job = follow_job(
@@ -434,7 +434,7 @@ def _way(
         from bagua.cli.cluster import slurm
 
         source = context.get_parameter_source("nproc_per_node")
-        if source is not None and source.name == "DEFAULT":
+        if source is not None and source.name == "DEFAULT":  # by name: typer may bring its own click
             nproc = slurm.ranks_per_node()
         slurm.check_first_node(nproc)
         way: Way = slurm.srun_way(nodes.count if nodes else None, address)

@@ -147,7 +147,7 @@ def scrape(address: str, tls: Path | None = None) -> str:
 def _certified(tls: Path | None) -> ssl.SSLContext:
     from bagua.client import find_reach
 
-    files = find_reach(token="none is sent", tls=tls).tls
+    files = find_reach(token="none is sent", tls=tls).tls  # find_reach refuses where it finds no token
     if files is None:
         return ssl.create_default_context()
     context = ssl.create_default_context(cafile=str(files.ca))

@@ -77,11 +77,12 @@ def pack(folder: Path) -> Packed:
     _check_size(folder, sizes)
     file = io.BytesIO()
     try:
+        # No time and no name: the same files have the same digest.
         with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0, filename="") as packer:
             with tarfile.open(fileobj=packer, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 for name in sizes:
                     _add(tar, folder, name)
-                    if file.tell() > MAX_BYTES:
+                    if file.tell() > MAX_BYTES:  # too much already
                         break
     except OSError as error:
         raise ConfigError(f"The working directory {folder} can't be packed: {error}. [BG815]") from error
@@ -107,6 +108,7 @@ def _of_git(folder: Path) -> list[str] | None:
     if done.returncode:
         return None
     found: list[str] = []
+    # Git lists a file in conflict several times.
     for name in {os.fsdecode(one) for one in done.stdout.split(b"\0") if one}:
         path = folder / name
         if path.is_dir() and not path.is_symlink():  # a submodule
@@ -132,7 +134,7 @@ def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
                 f"{printable(below[:100])}: put that into {IGNORE_FILE}. [BG815]"
             )
         if ENVIRONMENT in files and below != ".":
-            folders.clear()
+            folders.clear()  # os.walk goes into those that are left in the list
             continue
         for name in list(folders):
             inside = os.path.normpath(os.path.join(below, name))
@@ -217,6 +219,7 @@ def _look_at(folder: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def _is_inside(folder: Path, path: Path) -> bool:
+    # The text of a link does not show other links on its way.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -256,7 +259,7 @@ def _add(tar: tarfile.TarFile, folder: Path, name: str) -> None:
         tar.addfile(info)
         return
     with path.open("rb") as file:
-        data = file.read(MAX_UNPACKED_BYTES + 1)
+        data = file.read(MAX_UNPACKED_BYTES + 1)  # it may have grown since it was looked at
         info.mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))

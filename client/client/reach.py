@@ -29,6 +29,7 @@ def find_reach(address: str | None = None, token: str | None = None, tls: TlsFil
     published = _published()
     explicit = address or os.environ.get("BAGUA_COORDINATOR")
     if tls is None:
+        # What was published is for the published address alone.
         folder = os.environ.get("BAGUA_TLS") or ("" if explicit else published.get("tls", ""))
         tls = Path(folder) if folder else None
     return Reach(
@@ -45,6 +46,7 @@ def _given(token: str | None) -> str:
 
 
 def _token_file(published: dict[str, str], explicit: bool) -> Path:
+    # No other coordinator gets this one's token.
     given = os.environ.get("BAGUA_TOKEN_FILE") or ("" if explicit else published.get("token_file", ""))
     return Path(given) if given else state_dir() / "token"
 

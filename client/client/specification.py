@@ -52,7 +52,7 @@ def _check(entry: str, job: JobOptions) -> None:
         raise ConfigError("The name of the script is missing. [BG104]")
     if job["module"] and job["no_python"]:
         raise ConfigError("A script is a module or a program, not both: give module=True or no_python=True. [BG103]")
-    if isinstance(job["args"], str):
+    if isinstance(job["args"], str):  # a list of its letters would be taken
         raise ConfigError(f"args is the text {job['args']!r}: pass a list of texts. [BG103]")
     if (job["respawn"] or job["min_nodes"] or job["max_nodes"]) and not job["elastic"]:
         raise ConfigError("respawn, min_nodes and max_nodes are for elastic jobs: pass elastic=True, too. [BG110]")

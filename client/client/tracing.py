@@ -19,6 +19,7 @@ def traced(request: job_pb2.SubmitJobRequest, call: Callable[[], job_pb2.Job]) -
     if trace_context.VARIABLE in request.spec.env or not (asked or os.environ.get(trace_context.VARIABLE)):
         return call()
     parent = trace_context.from_environment(os.environ)
+    # | 1: 0 is no id.
     own = trace_context.TraceContext(parent.trace_id, secrets.randbits(64) | 1) if asked else parent
     if own.span_id:
         request.spec.env[trace_context.VARIABLE] = own.traceparent

@@ -40,7 +40,7 @@ class Merged(Generic[T]):
     def _put(self, number: int, item: object) -> bool:
         while not self._closed.is_set():
             try:
-                self._queue.put((number, item), timeout=_LOOK_S)
+                self._queue.put((number, item), timeout=_LOOK_S)  # no endless wait: nobody may take it any more
                 return True
             except Full:  # the caller takes its time
                 continue

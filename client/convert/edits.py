@@ -39,7 +39,7 @@ class Source:
             ) from error
         self.line_ends = "\r\n" if b"\r\n" in self._text else "\n"
         self._lines = [0]
-        for line in self._text.splitlines(keepends=True):
+        for line in self._text.splitlines(keepends=True):  # of bytes: a text has more kinds of line ends than Python
             self._lines.append(self._lines[-1] + len(line))
 
     def begin(self, node: ast.stmt | ast.expr | ast.keyword | ast.alias) -> int:
@@ -89,6 +89,6 @@ class Source:
             changed += self._text[at:begin] + text.encode()
             at = end
         changed += self._text[at:]
-        ast.parse(changed.decode(), self.name)
+        ast.parse(changed.decode(), self.name)  # a mistake of ours must not reach the file
         bom = _BOM if self.data.startswith(_BOM) else b""
         return bom + changed.decode().encode(self.encoding.removesuffix("-sig"))

@@ -85,7 +85,7 @@ class _Script:
         self._notes += about(self._source.tree, self._names, self._source.changes, begins, wraps)
         self._tell_other_files(wraps, begins)
         self._tell_leftovers()
-        notes = tuple(sorted(set(self._notes), key=lambda note: note.line))
+        notes = tuple(sorted(set(self._notes), key=lambda note: note.line))  # several rules may say the same of a line
         source = self._source
         return Converted(source.name, source.data, source.result(), source.changes, notes)
 

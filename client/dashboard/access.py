@@ -56,10 +56,10 @@ class Access:
     def log_in(self, request: Request, token: str, code: str) -> str | None:
         """A new session; None if neither is right. Compares in constant time."""
         now = self._clock()
-        good = bool(token) and hmac.compare_digest(token.encode(), self._token)
+        good = bool(token) and hmac.compare_digest(token.encode(), self._token)  # of bytes: texts may be ASCII alone
         if not good and code and self._code and now < self._code_ends:
             good = hmac.compare_digest(code.encode(), self._code.encode())
-            self._code = "" if good else self._code
+            self._code = "" if good else self._code  # it opens one session
         if not good:
             self._note_wrong(request)
             return None
@@ -123,7 +123,7 @@ class Access:
         if name in self._names:
             return True
         try:
-            ipaddress.ip_address(name)
+            ipaddress.ip_address(name)  # no site can point an address elsewhere
         except ValueError:
             return False
         return True
@@ -132,6 +132,7 @@ class Access:
         """A request that changes something comes from our page (or from a program, which sends no Origin)."""
         if request.headers.get(HEADER) != "1":
             return False
+        # Older browsers don't send it.
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("origin")

@@ -169,11 +169,12 @@ class Dashboard:
 
     async def _call(self, method: Callable[[Client], Any]) -> Any:
         assert self._client is not None
-        return await run_in_threadpool(method, self._client)
+        return await run_in_threadpool(method, self._client)  # calls of the client block
 
     # ---- page and login
 
     async def _index(self, request: Request) -> Response:
+        # Browsers ask whether it is new: a release may bring another one.
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     async def _log_in(self, request: Request) -> Response:
@@ -216,7 +217,7 @@ class Dashboard:
             return refusal(429, f"{MAX_TABS} tabs are open already.")
         job_id, ranks = request.query_params.get("job", ""), request.query_params.get("logs")
         leave = ExitStack()
-        self._tabs += 1
+        self._tabs += 1  # before anything is awaited: others may ask meanwhile
         leave.callback(self._leave)
         tail = None
         try:
@@ -232,7 +233,7 @@ class Dashboard:
         except BaseException:
             leave.close()
             raise
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would hold a stream back
         return StreamingResponse(events(views, tail, leave), media_type="text/event-stream", headers=headers)
 
     def _leave(self) -> None:

@@ -74,6 +74,7 @@ class JobFeed:
     def put_event(self, event: job_pb2.JobEvent) -> None:
         """An event. One that is known already changes nothing."""
         with self.lock:
+            # A new watch may begin before the last one has ended.
             if not self.events or event.seq > self.events[-1].seq:
                 self.events.append(event)
 
@@ -107,7 +108,7 @@ class Feeds:
         """Ends the threads of all feeds."""
         self._closed.set()
         self._wake.set()
-        self._client.close()
+        self._client.close()  # ends a call that runs
         self._thread.join(5)
 
     @contextmanager
@@ -150,7 +151,7 @@ class Feeds:
         if feed.job_id in self._watched or self._closed.is_set():
             return
         client = self._watched[feed.job_id] = self._connect()
-        for target in (self._watch, self._end_when_alone):
+        for target in (self._watch, self._end_when_alone):  # a watch waits in gRPC: another thread must end it
             threading.Thread(target=target, args=(feed, client), daemon=True, name=f"dashboard {feed.job_id}").start()
 
     # ---- threads

@@ -60,5 +60,5 @@ class Guests:
 
 def _peer(transport: asyncio.Transport) -> tuple[str, int]:
     """The other end as requests name it."""
-    found = transport.get_extra_info("peername") or ("", id(transport))
+    found = transport.get_extra_info("peername") or ("", id(transport))  # none if it has been reset already
     return str(found[0]), int(found[1])

@@ -160,7 +160,7 @@ class History:
         if self._steps is not None:
             time, step = self._steps
             if report.step < step:
-                self._steps, self._speed = (report.time, report.step), None
+                self._steps, self._speed = (report.time, report.step), None  # the program has begun anew
             elif report.time - time >= SPEED_S and report.step > step:
                 self._speed = (report.step - step) / (report.time - time)
                 self._steps = report.time, report.step
@@ -175,7 +175,7 @@ class History:
         if old is not None and report.time - old.time < SPEED_S and now.inside >= old.inside:
             return
         self._engines[report.node] = now
-        if old is not None and now.inside >= old.inside and now.between >= old.between:
+        if old is not None and now.inside >= old.inside and now.between >= old.between:  # less: the engine is a new one
             seconds = now.time - old.time
             self._rates[report.node] = (now.inside - old.inside) / seconds, (now.between - old.between) / seconds
 
@@ -189,6 +189,7 @@ class History:
             values["speed"] = self._speed
         shares = [one.shares for one in self.latest.values() if one.shares is not None]
         if shares:
+            # Hidden communication is a part of it.
             values["compute"] = _mean(shares, lambda one: max(0.0, one.compute - one.hidden))
             values["hidden"] = _mean(shares, lambda one: min(one.hidden, one.compute))
             values["exposed"] = _mean(shares, lambda one: one.exposed)

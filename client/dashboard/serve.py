@@ -49,9 +49,9 @@ def serve(
             http=guests.protocol(),
             loop="asyncio",
             log_level="error",  # what is no HTTP would be a line each
-            access_log=False,
+            access_log=False,  # addresses hold proofs of sessions
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=False,  # guesses of tokens are counted by address, and local processes could name any
             timeout_graceful_shutdown=2,
             timeout_keep_alive=20,
             h11_max_incomplete_event_size=32 << 10,
@@ -62,7 +62,7 @@ def serve(
         if reach.tls is not None and config.ssl is not None:
             follow_files(config.ssl, reach.tls)
         scheme = "http" if reach.tls is None else "https"
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # browsers can't open the address that means all
         on_ready(f"{scheme}://{join_address(shown, listener.getsockname()[1])}", access.code)
         asyncio.run(_serve(uvicorn.Server(config), listener))
 

@@ -135,13 +135,13 @@ async def events(views: list[Any], tail: LogTail | None, leave: ExitStack) -> As
     """Yields events until the tab is closed. ``leave`` ends what the tab has begun."""
     try:
         spoken = time.monotonic()
-        yield b"retry: 2000\n\n"
+        yield b"retry: 2000\n\n"  # browsers come back after 2 s
         log_ended = False
         while True:
             messages = [message for view in views for message in view.news()]
             if tail is not None and not log_ended:
                 messages += log_news(tail)
-                if tail.ended and not messages:
+                if tail.ended and not messages:  # lines that wait come first
                     log_ended = True
                     messages.append(("log_end", tail.ended))
             if messages:

@@ -132,7 +132,7 @@ class JobScreen(Screen[None]):
 
         def answer(yes: bool | None) -> None:
             if yes:
-                self.run_worker(self._cancel, thread=True, exit_on_error=False)
+                self.run_worker(self._cancel, thread=True, exit_on_error=False)  # the call blocks
 
         name = printable(feed.job.spec.name or self._job_id)
         self.app.push_screen(
@@ -214,7 +214,7 @@ def _fill(table: DataTable[Text], rows: Sequence[tuple[str, Row]]) -> None:
         columns = list(table.columns)
         for key, cells in rows:
             for column, cell in zip(columns, cells, strict=True):
-                if table.get_cell(key, column) != cell:
+                if table.get_cell(key, column) != cell:  # each change draws the cell again
                     table.update_cell(key, column, cell)
         return
     chosen = keys[table.cursor_row] if 0 <= table.cursor_row < len(keys) else None

@@ -59,6 +59,7 @@ class Authority:
             decipher_only=False,
         )
         builder = _builder(_name(name), _name(name), self._key.public_key())
+        # path_length=0: it signs no further authorities.
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(
             x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
@@ -78,6 +79,7 @@ class Authority:
         ConfigError for one that is neither."""
         names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
         builder = _builder(_name("bagua"), self._certificate.subject, key).add_extension(names, critical=False)
+        # Coordinators over one database call each other, too.
         return self._sign(builder, [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
     def certify_client(self, request: bytes, name: str) -> bytes:

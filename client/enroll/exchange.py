@@ -95,7 +95,7 @@ class Registrar:
         it could not reach the coordinator."""
         if host not in self._waiting:
             raise ServiceError(f"Host {host} is none of this job's that still has to join. [BG912]")
-        self._waiting.discard(host)
+        self._waiting.discard(host)  # before it is read: each host has one try
         handshake = Handshake(self._key, _prologue(self._context, host))
         try:
             wish = json.loads(handshake.read(_decode(message)))
@@ -120,6 +120,7 @@ class Registrar:
 def loopback_identity() -> str:
     """The same text in all processes that share a loopback interface, another one elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id")
+    # Namespaces of two machines may have the same number.
     return f"{boot.read_text().strip() if boot.exists() else ''} {os.stat('/proc/self/ns/net').st_ino}"
 
 

@@ -62,7 +62,7 @@ class _Symmetric:
 
     def _next_nonce(self) -> bytes:
         self._nonce += 1
-        return bytes(4) + (self._nonce - 1).to_bytes(8, "little")
+        return bytes(4) + (self._nonce - 1).to_bytes(8, "little")  # section 12.3
 
     def _derive(self, material: bytes, outputs: int) -> list[bytes]:
         """Section 4.3: HKDF with the chaining key as salt and without info."""
@@ -90,7 +90,7 @@ class Handshake:
 
     def write(self, payload: bytes) -> bytes:
         """The message that carries ``payload``."""
-        if not self._peer:
+        if not self._peer:  # psk0: the secret comes before all else, in the first message
             self._symmetric.mix_key_and_hash(self._key)
         own = self._own.public_key().public_bytes_raw()
         self._mix_ephemeral(own)
@@ -101,7 +101,7 @@ class Handshake:
 
     def read(self, message: bytes) -> bytes:
         """The payload of the other side's message. Raises HandshakeError."""
-        if len(message) < KEY_BYTES + 16:
+        if len(message) < KEY_BYTES + 16:  # 16: the tag
             raise HandshakeError(f"the message has {len(message)} bytes, too few")
         self._peer = message[:KEY_BYTES]
         if not self._wrote:

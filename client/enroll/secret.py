@@ -62,7 +62,7 @@ def find_key(master_addr: str, first: bool = False) -> bytes:
     if given == [SECRET_FILE]:
         return _from_file(Path(os.environ[SECRET_FILE]))
     if given == [INSECURE]:
-        return bytes(32)
+        return bytes(32)  # a key that everybody knows: the handshake is the same, and proves nothing
     if os.path.lexists(default_file()):
         return _from_file(default_file())
     if names_loopback(master_addr):
@@ -120,9 +120,11 @@ def _from_file(path: Path) -> bytes:
 def _stretch(text: str, source: str) -> bytes:
     """Guessing must cost: a listener may try secrets against what he has recorded, as often as he likes."""
     text = text.strip()
+    # A word is no secret, nor is a row of zeros.
     if len(text) < MIN_CHARACTERS or len(set(text)) < MIN_DIFFERENT or len(text.encode()) > MAX_BYTES:
         raise ConfigError(
             f"The job's secret in {source} can be guessed: give {MIN_CHARACTERS} characters or more, drawn by chance: "
             "`openssl rand -hex 32`. [BG911]"
         )
+    # One salt: hosts share nothing else beforehand.
     return hashlib.scrypt(text.encode(), salt=b"bagua job secret", n=1 << 14, r=8, p=1, maxmem=1 << 26, dklen=32)

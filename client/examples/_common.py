@@ -152,10 +152,10 @@ def fit(
     """
     numbers = list(epochs)
     total = len(numbers) * min(len(loader), most_batches or len(loader))
-    bagua.barrier()
+    bagua.barrier()  # the clock starts when all are there
     started, step, right = time.monotonic(), 0, 0.0
     for epoch in numbers:
-        cast(DistributedSampler[Any], loader.sampler).set_epoch(epoch)
+        cast(DistributedSampler[Any], loader.sampler).set_epoch(epoch)  # else each epoch has the order of the first
         for inputs, labels in islice(loader, most_batches):
             optimizer.zero_grad()
             loss = loss_of(inputs, labels)
@@ -312,6 +312,7 @@ def replicas_identical(model: nn.Module) -> bool:
         if bagua.moe.is_moe_param(tensor):
             continue
         state.update(name.encode())
+        # Numpy knows no bfloat16.
         state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     mine = torch.tensor(list(state.digest()), dtype=torch.uint8)
     all_digests = torch.empty(bagua.get_world_size() * len(mine), dtype=torch.uint8)

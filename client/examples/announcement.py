@@ -48,7 +48,7 @@ def main() -> None:
     model.train()
     first = last = 0.0
     for epoch in range(5):
-        sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)  # else each epoch has the same order
         for batch, (data, target) in enumerate(train_loader):
             optimizer.zero_grad()
             loss = F.nll_loss(model(data.to(device)), target.to(device))

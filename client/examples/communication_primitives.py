@@ -63,7 +63,7 @@ class Checks:
         found = torch.zeros(COUNT)
         if self.ranks == 1:
             return True
-        if self.rank % 2:
+        if self.rank % 2:  # half of the ranks receive first: nobody waits for a rank that waits
             bagua.recv(found, before)
             bagua.send(self.mine(), after)
         else:
@@ -150,7 +150,7 @@ class Checks:
     def groups(self) -> bool:
         """Ranks of the same evenness reduce among themselves."""
         members = [rank for rank in self.everybody if rank % 2 == self.rank % 2]
-        groups = [
+        groups = [  # every rank makes all of them, in the same order
             new_group([rank for rank in self.everybody if rank % 2 == rest]) for rest in range(min(2, self.ranks))
         ]
         found = self.mine()
@@ -173,7 +173,7 @@ def main() -> int:
     wrong = 0
     for method in methods:
         right = torch.tensor([method()], dtype=torch.uint8)
-        bagua.allreduce_inplace(right, bagua.ReduceOp.MIN)
+        bagua.allreduce_inplace(right, bagua.ReduceOp.MIN)  # wrong on one rank is wrong
         wrong += not right
         if checks.rank == 0:
             print(f"{method.__name__:<15} {'ok' if right else 'WRONG'}", flush=True)

@@ -66,7 +66,7 @@ def train_with_trainer(options: argparse.Namespace, model: Any, folder: str) -> 
         disable_tqdm=True,
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=False,  # it warns where there is no GPU
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=Pages(options.pieces))
     trainer.train()

@@ -106,7 +106,7 @@ def train(options: argparse.Namespace) -> _common.Outcome:
     device = _common.device()
     if options.synthetic and bagua.get_local_rank() == 0:
         make_folder(options.folder, options.synthetic, options.image_size)
-    bagua.barrier()
+    bagua.barrier()  # no rank looks into a folder that is half made
     training = ImageFolder(options.folder / "train", options.image_size, training=True)
     validation = ImageFolder(options.folder / "val", options.image_size, training=False)
     loader = _common.share(training, options.batch_size, options.seed, options.workers)

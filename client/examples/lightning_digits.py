@@ -40,7 +40,7 @@ def make_module(lightning: Any, lr: float) -> Any:
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             right = (self.net(batch[0].to(self.dtype)).argmax(dim=1) == batch[1]).double().mean()
-            self.log("accuracy", right, sync_dist=True)
+            self.log("accuracy", right, sync_dist=True)  # each rank has seen a part of the held-out digits
 
         def on_train_end(self) -> None:
             if self.trainer.is_global_zero:
@@ -92,7 +92,7 @@ def make_loader(data: torch.utils.data.Dataset[Any], global_batch: int | None) -
     """Batches of 32 for each rank, or batches of which elastic jobs lose none."""
     if global_batch is None:
         return torch.utils.data.DataLoader(data, 32)
-    bagua.init_process_group()
+    bagua.init_process_group()  # the sampler needs to know the ranks before Lightning does
     return bagua.contrib.ElasticSampler(data, global_batch=global_batch).loader()
 
 

@@ -43,7 +43,7 @@ class NormalisedMeanImpl(AlgorithmImpl):
 
     def normalise(self, bucket: Bucket) -> None:
         for gradient, scaled in zip(bucket.views(GRADIENT), bucket.views(RESULT), strict=True):
-            torch.div(gradient, gradient.norm().clamp(min=1e-12), out=scaled)
+            torch.div(gradient, gradient.norm().clamp(min=1e-12), out=scaled)  # a gradient of zeros stays one
 
 
 FEATURES, STEPS, BATCH = 8, 300, 32
@@ -60,7 +60,7 @@ def targets(inputs: torch.Tensor) -> torch.Tensor:
 def train(algorithm: Algorithm) -> float:
     """The loss of a linear model on clean data after training, on every rank."""
     rank, last = bagua.get_rank(), bagua.get_world_size() - 1
-    random = torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(rank)  # each rank has data of its own
     model = nn.Linear(FEATURES, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, STEPS)

@@ -61,12 +61,12 @@ def measure(options: argparse.Namespace) -> list[float]:
     log("Running benchmark...")
     found = []
     for iteration in range(options.num_iters):
-        bagua.barrier()
+        bagua.barrier()  # ranks begin together: rates are added up
         started = time.perf_counter()
         for _ in range(options.num_batches_per_iter):
             step()
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # the GPU works on after step() has returned
         rate = options.batch_size * options.num_batches_per_iter / (time.perf_counter() - started)
         found.append(rate)
         log(f"Iter #{iteration}: {rate * bagua.get_world_size():.1f} img/sec {kind}")

@@ -119,7 +119,7 @@ def pssh_bagua_launch(args: argparse.Namespace, script_cmd: str = "", env: Mappi
         return _wait(running, ended)
     finally:
         for remote in running:
-            remote.release()
+            remote.release()  # first all, then each is waited for: they end side by side
         for remote in running:
             remote.end()
 

@@ -62,7 +62,7 @@ def _with_linked(paths: list[str], texts: dict[str, str]) -> set[str]:
 def _links(path: str, text: str | None = None) -> Iterator[str]:
     """Files of the repository that a page links."""
     markdown = (ROOT / path).read_text() if text is None else text
-    for link in LINK.findall(FENCE.sub("", markdown)):
+    for link in LINK.findall(FENCE.sub("", markdown)):  # code has brackets that look like links
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
         if not target.startswith("..") and (ROOT / target).is_file():
             yield target

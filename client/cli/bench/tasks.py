@@ -59,7 +59,7 @@ class Task:
         # The peer warns of addresses without names.
         env = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": threads, **self.env}
         if self.namespaces:
-            env["GLOO_SOCKET_IFNAME"] = DEVICE
+            env["GLOO_SOCKET_IFNAME"] = DEVICE  # Gloo goes by the host's name, which means no address in a namespace
         return local_spec(
             self.module,
             module=not self.module.endswith(".py"),

@@ -181,7 +181,7 @@ def probe() -> Probe:
         library = open_library()
         check(library)
         library.OpenSSL_version.restype = ctypes.c_char_p
-        number = getattr(library, "OpenSSL_version_num", int)
+        number = getattr(library, "OpenSSL_version_num", int)  # int() is 0: unknown
         fast_aes = {"aes", "pclmulqdq"} <= (flags := processor_flags()) or {"aes", "pmull"} <= flags
         return Probe(
             version=library.OpenSSL_version(0).decode(),

@@ -128,6 +128,7 @@ def _kernels(found: Probe) -> Finding:
         detail = f"for architecture 8.0 and newer, and this is {newest[0]}.{newest[1]}"
         return Finding("GPU kernels", OK, f"{detail}: codecs run in the daemons, on the CPU")
     nvcc = build_cuda.find_nvcc()
+    # Within one major version a driver runs what any nvcc compiles.
     if nvcc and found.driver and int(nvcc.release.split(".")[0]) > int(found.driver.split(".")[0]):
         detail = f"nvcc {nvcc.release} is newer than the driver's CUDA {found.driver}: what it compiles can't run"
         fix = f"Install an nvcc of CUDA {found.driver} and set CUDA_HOME; until then codecs run on the CPU."

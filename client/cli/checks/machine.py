@@ -124,7 +124,7 @@ def ninja() -> Finding:
     code, text = _output(program, "--version") if program else (127, "")
     if code:
         return Finding("ninja", FAIL, "not found", "pip install ninja")
-    return Finding("ninja", OK, text.partition(".git")[0].strip())
+    return Finding("ninja", OK, text.partition(".git")[0].strip())  # pip's says 1.11.1.git.kitware…
 
 
 def torch() -> Finding:
@@ -151,7 +151,7 @@ def shared_memory() -> Finding:
             "/dev/shm", WARN, f"can't be used: {error.strerror}", "Mount a tmpfs there: DataLoader needs it."
         )
     size = status.f_blocks * status.f_frsize
-    if size < GIB // 4:
+    if size < GIB // 4:  # Docker gives 64 MiB by default
         fix = "Containers: docker run --shm-size=2g. Only DataLoader workers need it; the service uses memfd."
         return Finding("/dev/shm", WARN, f"{_amount(size)}: small for DataLoader workers", fix)
     return Finding("/dev/shm", OK, _amount(size))
@@ -193,7 +193,7 @@ def memory() -> Finding:
         key: int(value.split()[0]) * 1024
         for key, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
     }
-    available = numbers.get("MemAvailable", numbers["MemFree"])
+    available = numbers.get("MemAvailable", numbers["MemFree"])  # kernels before 3.14 don't tell it
     text = f"{_amount(available)} of {_amount(numbers['MemTotal'])} available"
     if available < GIB:
         return Finding("memory", WARN, text, "Each rank needs a few hundred MiB for torch alone: close something.")
@@ -222,10 +222,11 @@ def _ipv4(interface: str) -> str | None:
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # A name has 16 bytes with its NUL.
             packed = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
-    return socket.inet_ntoa(packed[20:24])
+    return socket.inet_ntoa(packed[20:24])  # struct ifreq: name, 16 bytes; family and port, 4; address
 
 
 def folders() -> Finding:
@@ -242,6 +243,7 @@ def folders() -> Finding:
 def port() -> Finding:
     """The default port of the coordinator."""
     with socket.socket() as probe:
+        # As the coordinator: connections that are over don't count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", DEFAULT_PORT))

@@ -169,7 +169,7 @@ class HostCluster(EmbeddedCluster):
         tls = TlsFiles.in_folder(Path(self.tls)) if self.tls else None
         with Client(self.address, token=read_token(self.token_file), tls=tls) as client:
             while (there := sum(node.connected for node in client.nodes())) < count:
-                for service in self.services[1:]:
+                for service in self.services[1:]:  # the first is the coordinator
                     if isinstance(service, RemoteService) and service.has_ended():
                         raise ServiceError(f"{service.describe_end()} [BG910]")
                 if words := self._way.failure():
@@ -194,6 +194,7 @@ class HostCluster(EmbeddedCluster):
 def environment(here: os._Environ[str] | dict[str, str]) -> dict[str, str]:
     """Variables of this process for daemons on other hosts."""
     names = [name for name in here if name in HERE_TOO or name.startswith("BAGUA_")]
+    # The order brings the token as a file.
     return {name: here[name] for name in names if name not in NOT_THERE and "TOKEN" not in name}
 
 

@@ -35,9 +35,10 @@ class Interrupts:
         """Answers this signal. From another thread only while the job is followed."""
         if self.signal:
             job = self.follower.job if self.follower else None
+            # The id of a rank that has ended may be another process's.
             self._cluster.kill([rank.pid for rank in job.ranks if rank.pid and not rank.exited_at] if job else [])
             self._state.remove()
-            os._exit(self.exit_code)
+            os._exit(self.exit_code)  # the way through the context managers waits for services, which are gone
         self.signal = number
         if self.follower is None:
             raise KeyboardInterrupt  # still starting: leave through the context managers

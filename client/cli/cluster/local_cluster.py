@@ -131,7 +131,7 @@ class EmbeddedCluster:
         def watch(service: Service) -> None:
             words = service.describe_end()
             if not self._stopping:
-                (tell if service is self.services[0] else tell_of_node or tell)(words)
+                (tell if service is self.services[0] else tell_of_node or tell)(words)  # the first is the coordinator
 
         for service in self.services:
             Thread(target=watch, args=(service,), daemon=True, name=f"watch {service.label}").start()
@@ -144,7 +144,7 @@ class EmbeddedCluster:
         for service in reversed(self.services[1:]):
             service.signal_group(signal.SIGTERM)
         for service in self.services[1:]:
-            service.wait(deadline - 0.5)
+            service.wait(deadline - 0.5)  # the rest is the coordinator's
         for service in self.services[:1]:
             service.signal_group(signal.SIGTERM)
             service.wait(deadline)

@@ -69,6 +69,7 @@ class SrunWay(Way):
         path = self._folder / "order"
         write_private(path, f"{order.line()}\n".encode())
         command = [
+            # --overlap: the batch script has the nodes. The others: a daemon that is lost takes no other with it.
             *(*self.srun.split(), "--overlap", f"--nodes={self.hosts}", f"--ntasks={self.hosts}"),
             *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--job-name=bagua"),
             *(sys.executable, "-P", "-m", "bagua.hosts.end", "--order", str(path)),
@@ -97,6 +98,7 @@ class SrunWay(Way):
 def sweep(shared: Path, squeue: str) -> None:
     """Removes the folders of jobs that Slurm has no more: `scancel` and `scontrol requeue` kill a batch script
     before it can remove its own. Where Slurm does not answer, they stay until the next time."""
+    # Named after the id of their job.
     folders = [path for path in shared.iterdir() if path.name.partition("-")[0].isdecimal()]
     if not folders:
         return
@@ -150,6 +152,7 @@ def own_address(environment: Mapping[str, str]) -> str:
     """The address of this node for the others, by the name that Slurm has for it. Raises UsageError."""
     name = environment.get("SLURMD_NODENAME") or socket.gethostname()
     try:
+        # Without a type each address would come three times.
         found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     except OSError as error:
         raise UsageError(f"{name} means no address here ({error.strerror}): --address says one. [BG916]") from None

@@ -93,7 +93,7 @@ class Follower:
         self._client = client
         self._terminal = terminal
         self._on_interrupt = on_interrupt
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[Event] = SimpleQueue()  # its put may interrupt itself, in a handler of a signal
         self._credit = BoundedSemaphore(CHUNKS_IN_FLIGHT)
         self._assemblers: dict[int, LineAssembler] = {}
         self._logs_ended = False
@@ -109,16 +109,18 @@ class Follower:
         it has not ended). Raises ServiceError when the service is gone, Detached when ``on_interrupt`` says so."""
         job_id, client = self.job.job_id, self._client
         self._start("watch", lambda: client.watch(job_id, on_away=lambda why: self.post(CoordinatorAway(why))))
+        # The watch says when the coordinator is away, and for how long; the logs just wait.
         self._start("logs", lambda: client.logs(job_id, ranks=self._ranks, follow=True, patience_s=math.inf))
         while not (self.job.state in ENDED and self._logs_ended):
             try:
+                # Python's locks take no infinite time.
                 event = self._events.get(timeout=min(3600.0, max(0.0, self._deadline - time.monotonic())))
             except Empty:
                 if time.monotonic() >= self._deadline:
                     break
                 continue
             self._handle(event)
-        for rank, assembler in sorted(self._assemblers.items()):
+        for rank, assembler in sorted(self._assemblers.items()):  # lines that nobody has ended
             self._show(rank, assembler.finish())
         return self.job
 

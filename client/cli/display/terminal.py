@@ -39,7 +39,7 @@ class Terminal:
         """A line of a rank."""
         output = sys.stderr if self.aside else sys.stdout
         output.write((printable_output(text) if output.isatty() else text) + "\n")
-        output.flush()
+        output.flush()  # into a file or a pipe, too: somebody may follow it
 
     def status(self, text: str) -> None:
         """Shows what the job is doing, when that changes."""
@@ -74,6 +74,7 @@ class Terminal:
         """A report of the training script."""
         steps = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
         self._pending = "  ".join(filter(None, (steps, metrics_text(dict(progress.metrics)), progress.message)))
+        # The last one is shown in any case.
         if progress.step >= progress.total > 0 or time.monotonic() - self._shown_at >= PLAIN_INTERVAL_S:
             self._show_pending()
 
@@ -112,7 +113,7 @@ class BarTerminal(Terminal):
             CutColumn("metrics", style="cyan"),
             console=self._console,
             transient=True,
-            redirect_stdout=False,
+            redirect_stdout=False,  # else rich draws on the terminal what goes to a file
             redirect_stderr=False,
         )
         self._task = self._bar.add_task("", total=None, steps="", metrics="")
@@ -122,7 +123,7 @@ class BarTerminal(Terminal):
         if self._shared:
             from rich.text import Text
 
-            self._console.print(Text.from_ansi(printable_output(text)), soft_wrap=True)
+            self._console.print(Text.from_ansi(printable_output(text)), soft_wrap=True)  # rich would break long lines
         else:
             super().line(text)
 

@@ -117,6 +117,7 @@ class Chaos:
 
     def _play(self, fault: Fault, trained: Trained) -> None:
         """Raises ServiceError if the ranks that are left do not go on."""
+        # The coordinator may still be coming back from the last fault.
         until(lambda: self._cluster.connected(trained.ranks), "daemons are connected to the coordinator")
         before = len(trained.pids())
         played = self._record(fault.kind)
@@ -191,7 +192,7 @@ class Chaos:
             module=True,
             name="chaos",
             args=[str(folder), str(wanted.workers)],
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1"},  # the ranks of all nodes share the cores of this machine
             workdir=str(self._folder),
             nnodes=wanted.nnodes,
             nproc_per_node=wanted.nproc_per_node,

@@ -54,7 +54,7 @@ class ChaosCluster:
 
     def __exit__(self, *_: object) -> None:
         for service in self._all:
-            service.signal_group(signal.SIGCONT)
+            service.signal_group(signal.SIGCONT)  # a process that is stopped answers no SIGTERM
         deadline = time.monotonic() + STOP_DEADLINE_S
         for service in reversed(self._all):
             service.signal_group(signal.SIGTERM)
@@ -77,9 +77,10 @@ class ChaosCluster:
         self._started += 1
         reach = ["--coordinator", self.coordinators.address, "--token-file", str(self.coordinators.token)]
         arguments = ["--name", name, "--node-id", name, "--slots", str(self.slots), "--state-dir", str(self.state)]
-        reach += ["--pass-env", "*", "--no-measure-ring"]
+        reach += ["--pass-env", "*", "--no-measure-ring"]  # hosts keep their order: jobs are compared bit by bit
         prefix: Sequence[str] = ()
         if self._walled:
+            # Each node has an address of its own, by which rules tell it from others.
             firewall = Firewall(name, f"127.0.{self._started // 250 + 1}.{self._started % 250 + 1}", self.port)
             self.firewalls[name], prefix = firewall, firewall.prefix
             reach += ["--data-host", firewall.address]
@@ -129,7 +130,7 @@ def next_release(folder: Path) -> Path:
         )
         module = folder / "bagua" / "csrc" / "wire_version.py"
         text = module.read_text()
-        module.unlink()
+        module.unlink()  # it is a link: writing would change this package
         module.write_text(f"{text}\nWIRE_VERSION += 1\n")
     return folder
 
@@ -150,12 +151,12 @@ def private_disk(folder: Path) -> Iterator[None]:
         raise ServiceError(
             "The kernel gives this process no mount namespace: leave full-disk and read-only out (--kinds). [BG003]"
         )
-    _mount("mount", "--make-rprivate", "/")
+    _mount("mount", "--make-rprivate", "/")  # else what is mounted here shows in the machine's name space
     _mount("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(folder))
     try:
         yield
     finally:
-        _mount("umount", "--lazy", str(folder))
+        _mount("umount", "--lazy", str(folder))  # lazy: files are open there
 
 
 @contextlib.contextmanager

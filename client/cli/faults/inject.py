@@ -210,7 +210,7 @@ class Injector:
         sprung, trap = trained.folder / "sprung", trained.folder / f"trap-{KINDS[kind].phase}"
         sprung.unlink(missing_ok=True)
         trap.with_suffix(".new").write_text(str(int(number)))
-        trap.with_suffix(".new").rename(trap)
+        trap.with_suffix(".new").rename(trap)  # so newcomers find it whole
         until(sprung.exists, f"a newcomer {KINDS[kind].phase}", NEWCOMER_S)
         pid, at = map(int, sprung.read_text().split())
         if kind == "stop-newcomer":
@@ -317,7 +317,7 @@ def resist(tree: Path) -> None:
     for _ in range(DEPTH):
         with contextlib.suppress(FileExistsError):
             os.mkdir("a", dir_fd=folder)
-        below = os.open("a", os.O_RDONLY, dir_fd=folder)
+        below = os.open("a", os.O_RDONLY, dir_fd=folder)  # no path: it would be longer than the kernel takes
         os.close(folder)
         folder = below
     os.close(folder)
@@ -326,6 +326,7 @@ def resist(tree: Path) -> None:
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
     """Locks the SQLite database, so that nobody else can write into it."""
+    # None: Python begins no transactions by itself.
     with contextlib.closing(sqlite3.connect(database, timeout=10.0, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         try:
@@ -340,7 +341,7 @@ def filled(folder: Path) -> Iterator[None]:
     filler = folder / "filler"
     try:
         with filler.open("wb", buffering=0) as file:
-            for size in (1 << 16, 1 << 12, 1):
+            for size in (1 << 16, 1 << 12, 1):  # to the last byte
                 with contextlib.suppress(OSError):
                     while file.write(b"x" * size):
                         pass

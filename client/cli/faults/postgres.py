@@ -21,6 +21,7 @@ READY_S = 30.0
 
 def find_binaries() -> Path | None:
     """The folder of initdb and postgres: of the newest version of the system, else of a wheel."""
+    # As numbers: 9.6 comes before 10.
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     if found:
         return found[-1].parent
@@ -68,6 +69,7 @@ class Postgres:
 
     def start(self) -> None:
         """Returns when it answers. Raises ServiceError if it does not."""
+        # Kills hurt processes, not the machine: no write is lost without fsync.
         options = ["listen_addresses=", f"unix_socket_directories={self._folder}", "fsync=off"]
         arguments = [part for option in options for part in ("-c", option)]
         with (self._folder / "log").open("ab") as log:
@@ -106,6 +108,7 @@ class Postgres:
         parent = self._process.pid
         if number == signal.SIGSTOP:  # it makes no child that would go on
             os.kill(parent, number)
+            # WNOWAIT: Popen itself waits for its end.
             os.waitid(os.P_PID, parent, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         for pid in (*_children(parent), parent):
             try:

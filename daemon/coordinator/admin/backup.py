@@ -94,7 +94,7 @@ def _refuse_if_used(parsed: sa.URL, url: str, replace: bool) -> None:
     try:
         with _engine(url) as engine:
             before = _beats(engine)
-            deadline = time.monotonic() + (_BEAT_S if before else 0.0)
+            deadline = time.monotonic() + (_BEAT_S if before else 0.0)  # no clocks: none has ever run
             while time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
                 if _beats(engine) != before:
@@ -130,7 +130,7 @@ def _copy_out(source: sa.Engine, file: Path) -> None:
     if source.dialect.name == "sqlite":
         _copy_file(source, file)
         return
-    with source.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
+    with source.connect().execution_options(isolation_level="REPEATABLE READ") as reader:  # one snapshot for all tables
         revision = revision_of(reader)
         if revision not in KNOWN:
             raise ConfigError(
@@ -199,7 +199,7 @@ def _into_file(backup: Path, file: Path) -> None:
 
 def _put_aside(file: Path) -> None:
     kept = file.with_name(f"{file.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    for end in ("-wal", "-shm", "-journal", ""):
+    for end in ("-wal", "-shm", "-journal", ""):  # its journals first: SQLite would apply them to a file of that name
         old = file.with_name(file.name + end)
         if old.exists():
             old.rename(kept.with_name(kept.name + end))
@@ -208,12 +208,12 @@ def _put_aside(file: Path) -> None:
 def _into_postgresql(backup: Path, url: str) -> None:
     with _engine(read_only_url(backup)) as source, _engine(url) as target:
         with source.connect() as reader, target.begin() as writer:
-            writer.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            writer.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))  # a coordinator that starts waits
             refuse_tables_of_others(writer, shown_url(target.url))
             old = sa.MetaData()
             old.reflect(writer)
             old.drop_all(writer)
-            upgrade(writer, str(revision_of(reader)))
+            upgrade(writer, str(revision_of(reader)))  # rows of the backup fit into its own schema alone
             _copy_rows(reader, writer)
             upgrade(writer)
 
@@ -247,6 +247,6 @@ def _settle(file: Path) -> None:
         database.execute("PRAGMA journal_mode=DELETE")
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # before the rename: a crash must leave the old file, or all of the new one
     finally:
         os.close(descriptor)

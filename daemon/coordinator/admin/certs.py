@@ -34,7 +34,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], renew: bool = False) -
     certificate = authority.certify(key.public_key(), names)
     write_private(files.ca, authority.pem(), 0o644)
     write_private(files.cert, certificate, 0o644)
-    write_private(files.key, key_pem(key))
+    write_private(files.key, key_pem(key))  # last: where it is, the other two are
     return files
 
 

@@ -205,8 +205,9 @@ def _slots(db: sa.Connection) -> Iterator[str]:
     h, n = m.job_hosts.c, m.nodes.c
     query = (
         sa.select(h.node_id, n.slots, sa.func.sum(h.nranks).label("used"))
+        # With the same run of the daemon: ranks of an earlier one died with it.
         .join(m.nodes, sa.and_(n.node_id == h.node_id, n.boot_id == h.boot_id))
-        .where(h.phase < Phase.STOPPED.value)
+        .where(h.phase < Phase.STOPPED.value)  # ranks that have stopped hold no slots
         .group_by(h.node_id, n.slots)
     )
     for row in _stream(db, query):

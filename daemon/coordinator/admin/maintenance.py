@@ -34,6 +34,7 @@ Output = Annotated[Form, typer.Option(help="How to print.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Adds them to ``bagua coordinator``."""
+    # Without it typer takes a single command for the program.
     app.callback(context_settings=COMMAND_SETTINGS)(lambda: None)
     for name, command in (("backup", backup), ("restore", restore_command), ("check", check)):
         app.command(name, context_settings=COMMAND_SETTINGS)(command)

@@ -78,11 +78,12 @@ def rotate(folder: Path, step: Step) -> Status:
 def _begin(folder: Path) -> None:
     files = TlsFiles.in_folder(folder)
     _, authorities = _read(folder)
+    # Another name than the old one: both are trusted for a while.
     authority, key = Authority(f"bagua authority {int(time.time())}"), new_key()
     certificate = authority.certify(key.public_key(), status(folder).hosts)
     write_private(files.ca, b"".join(one.public_bytes(_PEM) for one in authorities) + authority.pem(), 0o644)
     write_private(folder / _NEXT_KEY, key_pem(key))
-    write_private(folder / _NEXT_CERT, certificate, 0o644)
+    write_private(folder / _NEXT_CERT, certificate, 0o644)  # last: it shows that the step was made
 
 
 def _switch(folder: Path) -> None:

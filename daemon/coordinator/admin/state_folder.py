@@ -72,5 +72,5 @@ class StateFolder:
 
     def close(self) -> None:
         """Unlocks the folder for other processes."""
-        (self.path / "coordinator.json").unlink(missing_ok=True)
+        (self.path / "coordinator.json").unlink(missing_ok=True)  # before the lock goes: the next one's must stay
         os.close(self._lock)

@@ -130,7 +130,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def admit(request: Any, record: _Record) -> Any:
             self.door.admitted(record.peer)
-            record.check(decide(caller, rule))
+            record.check(decide(caller, rule))  # before the body is parsed
             CURRENT.set(caller)
             if handler.request_streaming:
                 return request
@@ -182,7 +182,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if len(self._strangers) >= STRANGERS_CALLS:  # the oldest of the network that has most makes room
                 crowded = [*self._strangers][first_of_crowd(self._strangers.values())]
                 del self._strangers[crowded]
-                crowded.reschedule(0)
+                crowded.reschedule(0)  # its call ends with a timeout
             limit = asyncio.timeout(self.patience_s)
             try:
                 async with limit:

@@ -74,7 +74,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         if request.spec.HasField("code"):
             await self.code.need(request.spec.code, CURRENT.get().namespace)
         job_id = new_job_id()
-        self.secrets.hold(job_id, request.secrets)
+        self.secrets.hold(job_id, request.secrets)  # before the job is written: a daemon may ask for them at once
         try:
             job = await self.service.submit(spec, request.idempotency_key, job_id, namespace, unix_user)
         except BaseException:
@@ -154,7 +154,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                     for event in events:
                         yield job_pb2.JobUpdate(event=event_message(event))
                         seen = event.seq
-                    if len(events) == MAX_EVENTS:
+                    if len(events) == MAX_EVENTS:  # there may be more
                         continue
                     message = await self._answer(job)
                     if message != sent:

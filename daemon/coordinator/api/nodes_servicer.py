@@ -109,7 +109,7 @@ class NodeServicer:
         try:
             await asyncio.wait([introduction], timeout=_TERMS_S if hello.waits else None)
             if not introduction.done():
-                session.early = asyncio.Queue(1)
+                session.early = asyncio.Queue(1)  # one place: the newest answer says all
                 await context.write(node_pb2.Directive(terms=self._terms(session)))
             else:
                 await self._greet(session, node, introduction, context)
@@ -178,7 +178,7 @@ class NodeServicer:
         older = self.sessions.get(node_id)
         if older is None or older.boot_id == boot_id or older.closed.is_set():
             return
-        older.heard.clear()
+        older.heard.clear()  # a word from now on counts
         interval = older.heartbeat_s or self.welcome.heartbeat_s
         waits = [asyncio.ensure_future(older.heard.wait()), asyncio.ensure_future(older.closed.wait())]
         await asyncio.wait(waits, timeout=1.5 * interval, return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +214,7 @@ class NodeServicer:
             session.note_heard(self.clock.now())
             if session.early is not None:
                 self.intake.heard(session)
-            if len(data) <= _BEAT_BYTES:
+            if len(data) <= _BEAT_BYTES:  # a heartbeat takes no turn: a lease must not end for want of one
                 self._take(session, _parse(data))
                 continue
             async with self._turn:

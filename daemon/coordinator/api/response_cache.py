@@ -71,7 +71,7 @@ class Answers:
         parts = []
         fresh = 0
         for part, host in zip(known, job.hosts, strict=True):
-            if part.ranks is not host.ranks:
+            if part.ranks is not host.ranks:  # records are never changed: the same tuple has the same content
                 part = _Encoded.of(host.ranks)
                 fresh += 1
                 if fresh % _AT_ONCE == 0:

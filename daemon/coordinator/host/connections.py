@@ -286,7 +286,7 @@ class OwnSockets:
             try:
                 yield os.fstat(self._copy).st_ino, found
             finally:
-                found.detach()
+                found.detach()  # the copy's number stays ours: closing would give it to others
         finally:
             os.dup2(self._nothing, self._copy, inheritable=False)
 

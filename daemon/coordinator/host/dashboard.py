@@ -56,7 +56,7 @@ class DashboardProcess:
             os.close(read_end)
             raise
         finally:
-            os.close(write_end)
+            os.close(write_end)  # else the end of the process would not end the pipe
         with os.fdopen(read_end) as pipe:
             try:
                 async with asyncio.timeout(START_S):

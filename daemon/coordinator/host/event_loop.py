@@ -39,8 +39,8 @@ def collect_seldom() -> None:
     """Makes full passes of the garbage collector rare, in a process that has started: what is there stays for ever.
     Records of jobs refer to each other in one direction, so they go without the collector.
     """
-    gc.collect()
-    gc.freeze()
+    gc.collect()  # what is garbage now must not be frozen
+    gc.freeze()  # no pass looks at these objects again
     gc.set_threshold(*_PASSES)
 
 
@@ -54,6 +54,7 @@ def _with_one_byte(bell: socket.socket, callback: Callable[..., Any], *args: Any
     ``callback`` takes the whole queue after a byte: so whoever takes the other bytes first misses none.
     """
     with contextlib.suppress(BlockingIOError):
+        # A look: one byte must stay for grpc.aio.
         waiting = len(bell.recv(_BELL_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         if waiting > 1:
             bell.recv(waiting - 1, socket.MSG_DONTWAIT)

@@ -144,7 +144,7 @@ class CoordinatorCollector(Collector):
 
     def _counts(self) -> Iterator[Metric]:
         by_name: dict[str, dict[tuple[str, ...], float]] = collections.defaultdict(dict)
-        values = dict.fromkeys(_FROM_ZERO, 0) | self._counters.copy()
+        values = dict.fromkeys(_FROM_ZERO, 0) | self._counters.copy()  # a copy: the event loop counts on
         for (name, value), count in values.items():
             unit = 1e-9 if name.endswith("_ns") else 1
             by_name[name][(value,) if _COUNTED[name].labels else ()] = count * unit

@@ -29,6 +29,7 @@ from bagua.proto.node_pb2_grpc import NodeServiceStub
 _PORT = 5432  # of PostgreSQL
 _SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # where drivers look unless told otherwise
 _ANSWER_S = 2.0
+# A pool of its own: a shared connection that failed waits before its next try.
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 log = structlog.get_logger("coordinator")
@@ -72,7 +73,7 @@ class DatabaseSilence:
             except grpc.aio.AioRpcError as error:
                 self._warn(name, error.details() or error.code().name)
                 return None
-        if reply.coordinator != name:
+        if reply.coordinator != name:  # its address belongs to another one by now
             self._warn(name, f"{reply.coordinator[:64]!r} is there")
             return None
         self._told.pop(name, None)

@@ -79,7 +79,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 5_000),  # a stranger who never ends a handshake goes
     # Watchers and daemons that vanished without a word are noticed, and they may ask in turn.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -190,7 +190,7 @@ class Coordinator:
         self._spawn(reconciler.run(), "reconciler")
         self._lease = reconciler.lease
         nodes = self._service.nodes()
-        self._connections.know(node.address for node in nodes)
+        self._connections.know(node.address for node in nodes)  # daemons of the time before find room at once
         await self._listen(host, store.shared, name)
         if store.shared:
             known = await asyncio.to_thread(told_address, self.address, settings.listen)
@@ -297,7 +297,7 @@ class Coordinator:
     async def close(self) -> None:
         """Takes everything apart. Jobs and their ranks go on; the next coordinator on this state folder finds them."""
         log.info("stopping")
-        self._nodes.stopping = True
+        self._nodes.stopping = True  # first: a session that ends by this is no lost node
         self.sessions.close_all(STOPPING)
         self.watchers.close()
         await self._closers.aclose()

@@ -100,7 +100,7 @@ class Inbox:
         """Puts back what a failed round had taken. Calls with a future are not put back: their callers get the error
         and try again.
         """
-        self.facts = {**taken.facts, **self.facts}
+        self.facts = {**taken.facts, **self.facts}  # newer ones win
         self.marks = [mark for mark in taken.marks if mark.done is None] + self.marks
         self.gone = {**taken.gone, **self.gone}
         self.looks = {**taken.looks, **self.looks}

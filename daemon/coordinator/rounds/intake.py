@@ -153,7 +153,7 @@ class Intake:
         taken = self.inbox.take(most_facts)
         while self._due and self._due[0][0] <= now:
             at, job_id = heapq.heappop(self._due)
-            if self._due_of.get(job_id) == at:
+            if self._due_of.get(job_id) == at:  # else another time was set since: entries of the heap are not removed
                 del self._due_of[job_id]
                 taken.looks[job_id] = None
         return taken

@@ -124,7 +124,7 @@ class Board:
         """A port that no unfinished job uses, while there are enough."""
         while True:
             port = secrets.choice(_PORTS)
-            if not self._ports[port] or len(self._ports) > len(_PORTS) // 2:
+            if not self._ports[port] or len(self._ports) > len(_PORTS) // 2:  # with few left the search would take long
                 return port
 
     # ---- nodes
@@ -178,7 +178,7 @@ class Board:
     def put_forward(self, jump: float) -> None:
         """The clock jumped: so did the times at which nodes were heard of."""
         for node_id, view in self.views.items():
-            if not view.connected:
+            if not view.connected:  # the sessions of others move their own times
                 self.views[node_id] = replace(view, heard_clock=view.heard_clock + jump)
 
     # ---- accounts

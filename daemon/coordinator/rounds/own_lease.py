@@ -93,7 +93,7 @@ class OwnLease:
     async def await_database(self, asked: Awaitable[T]) -> T:
         """Waits for an answer of the database. Nobody is blamed for a time in which it gives none: others, and their
         nodes, may have got none either."""
-        self._blind_since = min(self._blind_since, self._clock.now())
+        self._blind_since = min(self._blind_since, self._clock.now())  # of several tries in vain the first one counts
         answer = await asked
         blind_s = self._clock.now() - self._blind_since
         self._blind_since = math.inf

@@ -93,12 +93,12 @@ class Reconciler:
         began = self.lease.now()
         held, coordinators, nodes, jobs = await self._worker.write(self._load)
         beats = {one.owner: one.clock for one in coordinators}
-        self._clock.catch_up(max(beats.values(), default=0.0))
+        self._clock.catch_up(max(beats.values(), default=0.0))  # times that are stored must not lie ahead of it
         self._options = replace(self._options, started_clock=self._clock.now())
         for stored in jobs:
             self._board.put(stored)
         for node in nodes:
-            self._board.put_node(node, connected=False, heard_clock=self._clock.now())
+            self._board.put_node(node, connected=False, heard_clock=self._clock.now())  # nobody listened until now
         if self._leases is not None:
             self._leases.observe(beats)
             self.lease.held_before(began, held)
@@ -175,7 +175,7 @@ class Reconciler:
                 self._counters["transactions", ""] += 1
                 self._counters["transaction_ns", ""] += time.monotonic_ns() - began
                 self._counters["events", "submitted"] += len(outcome.created)
-                self._next_beat = self._clock.now() + self._beat_s
+                self._next_beat = self._clock.now() + self._beat_s  # any transaction is a beat, too
         except BaseException as error:
             self._in_doubt = True
             self._intake.inbox.put_back(taken)
@@ -294,7 +294,7 @@ class Reconciler:
             self._intake.wake_at(job_id, at)
         for change in batch.changes:
             if change.job.job_id not in refused:
-                await self._publisher.send(change.job, change.old.job)
+                await self._publisher.send(change.job, change.old.job)  # it lets others run: they see the whole round
         self._counters["decisions", ""] += stage.decisions
         for came in taken.introductions.values():
             self._welcome(came, outcome)
@@ -307,7 +307,7 @@ class Reconciler:
             self._intake.look(again)
         self._answer_submissions(taken.submissions, outcome)
         self._intake.inbox.requests += [request for request in taken.requests if request.job_id in again]
-        taken.requests = [request for request in taken.requests if request.job_id not in again]
+        taken.requests = [request for request in taken.requests if request.job_id not in again]  # the others wait on
         for request in taken.requests:
             found = None if request.job_id in refused else self._board.job(request.job_id)
             settle(request.done, found, error=outcome.failed.get(request.job_id, NotFoundError(request.job_id)))

@@ -231,7 +231,7 @@ class Stage:
             job = self.job(job_id)
             fits = job is not None and job.state is JobState.PENDING
             if fits and job_id != holder and not _fits(shape, free):
-                del heads[shape]
+                del heads[shape]  # nor do those behind it, which have the same shape
                 continue
             if fits:
                 self.decide(job_id)
@@ -347,4 +347,4 @@ def fault_reason(step: str, error: Exception) -> str:
 
 def _fits(shape: Shape, free: list[list[int]]) -> bool:
     nnodes, nproc = shape
-    return any(len(slots) >= nnodes and slots[nnodes - 1] >= nproc for slots in free)
+    return any(len(slots) >= nnodes and slots[nnodes - 1] >= nproc for slots in free)  # the largest come first

@@ -24,7 +24,7 @@ class ServiceClock:
     def __init__(
         self,
         tick_s: float,
-        monotonic: Callable[[], float] = boottime,
+        monotonic: Callable[[], float] = boottime,  # it counts a suspended machine's time, too: a pause that is seen
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.tick_s = tick_s

@@ -33,7 +33,7 @@ SAME = Offset(0, 0)  # of a node that shares the coordinator's clock
 def offset_of(exchanges: Sequence[Exchange]) -> Offset:
     """Returns the offset by the quickest exchange. Raises ValueError if there is none."""
     best = min(exchanges, key=lambda one: one.came - one.sent)
-    return Offset((best.sent + best.came) // 2 - best.told, (best.came - best.sent + 1) // 2)
+    return Offset((best.sent + best.came) // 2 - best.told, (best.came - best.sent + 1) // 2)  # a bound is rounded up
 
 
 def offset_during(before: Sequence[Exchange], after: Sequence[Exchange]) -> Offset:

@@ -55,7 +55,7 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
     over = all(rank.state is RankState.EXITED or rank.newcomer for host in job.hosts for rank in host.ranks)
     direct = [rank for rank in failed if not _follows(rank, job)]
     if direct:
-        first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))
+        first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))  # 0: its node did not say when
         return Cause(JobState.FAILED, describe_exit(first)), None
     if not failed and not lost and over:
         # Also with a node's error: it came too late to hurt any rank, and the events tell of it.
@@ -115,7 +115,7 @@ def _lost_host(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
 
 def _follows(rank: RankRecord, job: JobRecord) -> bool:
     """True if the rank most likely failed because something else had failed before."""
-    if rank.signal == signals.SIGTERM:
+    if rank.signal == signals.SIGTERM:  # a daemon ends its ranks so after an error
         return any(host.error for host in job.hosts if host.node_id == rank.node_id)
     return rank.follows
 

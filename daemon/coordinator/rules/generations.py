@@ -79,7 +79,7 @@ def survivors(job: JobRecord, lost: Collection[str], now: float, newcomers_stay:
     for part in [part for part in joining if part.node_id in lost]:
         joining.remove(part)
         out.append(replace(part, joining=False, since_clock=0.0))
-    joining.sort(key=lambda part: -part.index)
+    joining.sort(key=lambda part: -part.index)  # in the order of their coming: indices go down from -1
     return Regroup(counted(hosts, fresh=True), tuple(out), tuple(joining))
 
 
@@ -97,7 +97,7 @@ def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str
         out += [_dead_part(host, rank, numbers, job.generation) for rank in dead]
         part = new.pop(host.node_id, None)
         hosts.append(replace(host, ranks=(*running, *(part.ranks if part is not None else ()))))
-    hosts += [replace(part, joining=False, since_clock=0.0) for part in new.values()]
+    hosts += [replace(part, joining=False, since_clock=0.0) for part in new.values()]  # last: rank 0 has state
     entering = {part.index for part in admitted}
     joining = tuple(part for part in job.joining if part.index not in entering)
     return Regroup(counted(hosts, fresh=False), tuple(out), joining, plan=Plan.PLANNED)

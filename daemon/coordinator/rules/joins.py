@@ -45,6 +45,7 @@ def give_up(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple
             wake.append(at)
     if not failed:
         return None, min(wake, default=None)
+    # 30: a float has no room for the power of a thousand.
     pause = min(options.rejoin_s * 2.0 ** min(job.failures, 30), options.most_rejoin_s)
     reason = f"newcomers are given up: {'; '.join(failed.values())}; others are started in {pause:g} s at the earliest"
     after = replace(without(job, failed.keys()), failures=job.failures + 1, retry_clock=now + pause)
@@ -182,7 +183,7 @@ def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, in
     missing = job.wanted - len(staying)
     if missing > 0:
         spoken = {nodes[host.node_id].wire_version for host in job.hosts if host.node_id in nodes}
-        fit = [node for node in _free(job, nodes, now) if spoken <= {node.wire_version}]
+        fit = [node for node in _free(job, nodes, now) if spoken <= {node.wire_version}]  # all members speak the same
         found += [(node, per_node) for node in fit[:missing]]
     return found
 

@@ -136,7 +136,7 @@ def _needed(job: JobRecord) -> bool:
 
 
 def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
-    phase = max(host.phase, fact.phase)
+    phase = max(host.phase, fact.phase)  # a late fact takes nothing back
     error, error_clock = host.error, host.error_clock
     if fact.error and not error:
         error, error_clock = fact.error[:MAX_ERROR], now

@@ -82,6 +82,7 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     _check_seconds("join_timeout_s", spec.join_timeout_s, MAX_WAIT_S)
     if spec.master_port > 65_535:
         raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535. [BG812]")
+    # The same job gives the same bytes: keys compare them.
     return _summary(spec, spec.SerializeToString(deterministic=True))
 
 
@@ -240,7 +241,7 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             suspended_hosts=tuple(fact.suspended_hosts[:MAX_SLOTS]),
             suspended_nodes=tuple(_clean(name)[:MAX_NAME] for name in fact.suspended_nodes[:MAX_SLOTS]),
             accused=tuple(_clean(name)[:MAX_NAME] for name in fact.accused_nodes[:MAX_SLOTS]),
-            passes=fact.passes & MAX_NUMBER,
+            passes=fact.passes & MAX_NUMBER,  # databases have signed numbers
             takes_newcomers=fact.takes_newcomers,
             entered=fact.entered & MAX_NUMBER,
             withdrawn=fact.withdrawn,
@@ -260,6 +261,7 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         signal=rank.signal,
         error_tail=_clean(rank.error_tail),
         log_path=_clean(rank.log_path),
+        # It is compared and stored: NaN fits neither.
         exited_at=rank.exited_at if math.isfinite(rank.exited_at) else 0.0,
         follows=rank.follows,
         member=rank.member,

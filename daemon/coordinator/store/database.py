@@ -112,13 +112,13 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             _set_wal(cursor)
         # Acknowledged changes survive a power cut: callers share a transaction, and with it the wait for the disk.
         cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute("PRAGMA foreign_keys=ON")  # SQLite leaves them out unless asked, in each connection
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get(READ_ONLY)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")  # to upgrade a read lock later may deadlock
 
     return engine
 

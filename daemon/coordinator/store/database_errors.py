@@ -52,7 +52,7 @@ def failure_words(error: Exception) -> str:
 
 def broken_off(error: sa.exc.DBAPIError) -> bool:
     """True if a server undid the transaction because of another one (a deadlock, a conflict): it can be tried again."""
-    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
+    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
 
 
 def shown_url(url: sa.URL) -> str:
@@ -66,8 +66,10 @@ def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble |
     detail = " ".join(str(cause).split())
     if url.get_backend_name() == "sqlite":
         code = getattr(cause, "sqlite_errorcode", None)
+        # The rest of an extended code tells details.
         return None if code is None else _sqlite(code & 0xFF, detail, _file(url))
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    # No state: the server was not reached.
     refused = isinstance(error, sa.exc.OperationalError) and not getattr(cause, "sqlstate", None)
     return _postgresql(getattr(cause, "sqlstate", None) or "", lost or refused, detail, url)
 
@@ -117,6 +119,6 @@ def _postgresql(state: str, no_answer: bool, detail: str, url: sa.URL) -> Troubl
         return Trouble(True, f"The database {shown} is read-only ({detail}).")
     if state in ("XX001", "XX002"):
         return Trouble(False, f"The database {shown} is damaged ({detail}). Its administrator must mend or restore it.")
-    if no_answer or state[:2] in ("08", "53", "57", "58"):
+    if no_answer or state[:2] in ("08", "53", "57", "58"):  # connection, resources, shutdown, system
         return Trouble(True, f"The database {shown} does not answer ({detail}).")
     return None

@@ -31,6 +31,7 @@ def jobs(
     size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
     about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by, c.unix_user)
     times = (c.created_at, c.started_at, c.finished_at)
+    # One more shows that there is a next page.
     query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
     if namespace != EVERYWHERE:
         query = query.where(c.namespace == namespace)
@@ -39,11 +40,12 @@ def jobs(
     if page_token:
         created_at, job_id = _parse(page_token)
         older = sa.and_(c.created_at == created_at, c.job_id < job_id)
+        # The first condition is for the index.
         query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
     rows = tx.rows(query)
     found = [summary_message(row._mapping) for row in rows[:size]]
     last = found[-1] if len(rows) > size else None
-    return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
+    return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""  # hex: a float comes back as it was
 
 
 def find(tx: Transaction, prefix: str, namespace: str = EVERYWHERE) -> str:

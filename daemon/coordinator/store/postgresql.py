@@ -116,7 +116,7 @@ def open_server(url: sa.URL) -> sa.Engine:
         return sa.create_engine(url, pool_pre_ping=True, pool_size=_CONNECTIONS, connect_args=of_connection)
     engine = sa.create_engine(
         url,
-        isolation_level="AUTOCOMMIT",
+        isolation_level="AUTOCOMMIT",  # the dialect sends BEGIN itself, in the pipeline
         use_native_hstore=False,  # a question less
         pool_size=_CONNECTIONS,
         connect_args=of_connection,

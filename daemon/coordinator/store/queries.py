@@ -107,6 +107,7 @@ class UseQueries:
         """Marks an archive as used ``now``. True if it is here, whole, and the namespace (*: any) has sent it once."""
         c = m.code_archives.c
         here = sa.and_(c.digest == digest, c.bytes == size, c.complete, _sent_by(namespace))
+        # One statement: a look and a mark.
         found = self._db.execute(sa.update(m.code_archives).where(here).values(used_at=now))
         return found.rowcount > 0
 
@@ -213,5 +214,6 @@ class UseQueries:
         c = m.audit.c
         last = self._db.execute(sa.select(sa.func.max(c.seq))).scalar() or 0
         old = sa.or_(c.time < before, c.seq <= last - keep)
+        # Another coordinator may be at it.
         chosen = sa.select(c.seq).where(old).order_by(c.seq).limit(limit).with_for_update(skip_locked=True)
         return self._db.execute(sa.delete(m.audit).where(c.seq.in_(chosen))).rowcount

@@ -107,6 +107,7 @@ def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobReco
         spec=spec_from_wire(row["spec"]),
         **values,
         hosts=tuple(host for host in hosts if host.index >= 0),
+        # Rows come in the order of their indices: the newest first.
         former=tuple(reversed([host for host in hosts if host.index < 0 and not host.joining])),
         joining=tuple(reversed([host for host in hosts if host.joining])),
     )

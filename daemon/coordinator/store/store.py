@@ -204,7 +204,7 @@ class Transaction(NodeQueries):
         stale = {change.job.job_id for change in changes} - {change.job.job_id for change in fresh}
         placing = [] if nodes is None else [change for change in fresh if change.placed]
         if nodes is not None and placing:
-            self._write([change for change in fresh if not change.placed])
+            self._write([change for change in fresh if not change.placed])  # first those that may give slots back
             refused = self._oversubscribed(placing, nodes)
             fresh = [change for change in placing if change.job.job_id not in refused]
             stale |= refused
@@ -268,6 +268,7 @@ class Transaction(NodeQueries):
         held = sa.and_(c.lease_owner == owner, c.state.in_(UNFINISHED))
         self._lock_jobs(held)
         return self._db.execute(
+            # So the others read them anew.
             sa.update(m.jobs).where(held).values(lease_owner=None, revision=c.revision + 1)
         ).rowcount
 

@@ -20,7 +20,7 @@ class Worker:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")  # one: SQLite has one write lock
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="database-reader")
 
     async def write(self, work: Callable[[Transaction], T]) -> T:

@@ -96,7 +96,7 @@ class Order:
         else:
             shared = self._packed if packs else self._shared
         body = shared + own.SerializeToString()
-        return _RUN_TAG + _varint(len(body)) + body
+        return _RUN_TAG + _varint(len(body)) + body  # a field of a message: its tag, its length, its bytes
 
     @cached_property
     def _shared(self) -> bytes:
@@ -113,7 +113,7 @@ class Order:
             if host.members == host.ranks:
                 host.ClearField("members")
             host.nranks = len(host.ranks)
-            host.ClearField("ranks")
+            host.ClearField("ranks")  # they follow from the numbers of ranks
             host.ClearField("address")
         return node_pb2.RunJob(packed=zlib.compress(whole.SerializeToString(), _LEVEL)).SerializeToString()
 
@@ -140,7 +140,7 @@ class Order:
 _LARGE = 4_096
 _LEVEL = 1  # more costs twenty times as much, for nothing
 NOWHERE = 0xFFFFFFFF  # host_index of a node that is in no host
-_RUN_TAG = bytes([node_pb2.Directive.RUN_FIELD_NUMBER << 3 | 2])
+_RUN_TAG = bytes([node_pb2.Directive.RUN_FIELD_NUMBER << 3 | 2])  # 2: a field with a length
 
 
 def _varint(number: int) -> bytes:

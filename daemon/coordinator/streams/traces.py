@@ -183,7 +183,7 @@ class Tracing:
         answer: asyncio.Future[tuple[int, node_pb2.ClockReply]] = loop.create_future()
 
         def sink(reply: Reply) -> None:
-            if answer.done():
+            if answer.done():  # a late answer, or the end of the session
                 return
             if isinstance(reply, node_pb2.ClockReply):
                 answer.set_result((time.monotonic_ns(), reply))

@@ -101,7 +101,7 @@ class Accounts:
         shown = shown_credential(metadata)
         if shown is None or not shown.startswith(_BEARER):
             return None
-        if hmac.compare_digest(shown, self._shown):
+        if hmac.compare_digest(shown, self._shown):  # in constant time: its time must not tell how much was right
             return ADMINISTRATOR
         text = shown.removeprefix(_BEARER).decode(errors="replace")
         if text.startswith(PREFIX):
@@ -179,7 +179,7 @@ class Accounts:
 
     async def load(self) -> None:
         """Reads all that are good."""
-        now = self._clock.now()
+        now = self._clock.now()  # before the reading, which may miss what is revoked in its course
         found = await self._all()
         self._known = {one.digest: one.identity() for one in found if not one.revoked_at}
         self._read_clock = now

@@ -93,7 +93,7 @@ class Audit:
                 try:
                     await self._write(part)
                 except BaseException:
-                    self._rows.extendleft(reversed(part))
+                    self._rows.extendleft(reversed(part))  # they stay in their order
                     self._wake.set()
                     raise
         if self._lost:

@@ -99,7 +99,7 @@ class Provider:
     async def identity(self, token: str) -> Identity | None:
         """The account of a token; None if it is not good, or nothing is granted to it. Raises UnauthenticatedError for
         one that has expired."""
-        if token.count(".") != 2:
+        if token.count(".") != 2:  # a JWT has three parts: others cost no more
             return None
         digest, now = hashlib.sha256(token.encode()).hexdigest(), self._wall()
         known = self._good.get(digest)
@@ -117,7 +117,7 @@ class Provider:
         async with self._fetching:
             if time.monotonic() - self._fetched < REFRESH_S:
                 return
-            self._fetched = time.monotonic()
+            self._fetched = time.monotonic()  # before the try: one in vain counts, too
             try:
                 self._keys = await asyncio.to_thread(self._fetch)
             except (OSError, ValueError, KeyError, ConfigError, self._jwt.PyJWTError) as error:
@@ -134,6 +134,7 @@ class Provider:
             claims = self._jwt.decode(
                 token,
                 key.key,
+                # The key's own: a token must not choose how it is checked.
                 algorithms=[one for one in _ALGORITHMS if one == (key.algorithm_name or one)],
                 audience=self._audience,
                 issuer=self._issuer,

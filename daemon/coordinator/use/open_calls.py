@@ -33,7 +33,7 @@ class Calls:
         except asyncio.CancelledError:
             if task not in self._ended:
                 raise
-            task.uncancel()
+            task.uncancel()  # the task goes on, to answer with the error
             raise UnauthenticatedError("The credential of this call has expired, or was revoked. [BG804]") from None
         finally:
             del self._running[task]

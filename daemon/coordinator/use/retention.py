@@ -56,5 +56,5 @@ class Retention:
     def _expired(self, tx: Transaction) -> list[str]:
         before = self._clock.wall() - self._keep.age_s if math.isfinite(self._keep.age_s) else 0.0
         if math.isfinite(self._keep.size) and tx.ended_bytes() > self._keep.size:
-            return tx.expired(before, 0, _AT_ONCE)
+            return tx.expired(before, 0, _AT_ONCE)  # the oldest, whatever their age; then the size is looked at again
         return tx.expired(before, self._keep.jobs, _AT_ONCE)

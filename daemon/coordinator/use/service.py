@@ -165,6 +165,7 @@ class Service:
         """Lists all nodes that were ever seen, sorted by id. ``last_seen`` of a connected one is the beginning of its
         session.
         """
+        # A copy: the metrics ask from another thread.
         return sorted(list(self._board.views.values()), key=lambda view: view.node_id)
 
     def living(self) -> list[JobRecord]:

@@ -80,7 +80,7 @@ def _all(space: Sequence[Dimension]) -> Iterator[dict[str, str]]:
 
 
 def _all_keys(space: Sequence[Dimension], size: int) -> set[tuple[tuple[str, str], ...]]:
-    return {_key(setting) for setting in _all(space)} if size <= 10_000 else set()
+    return {_key(setting) for setting in _all(space)} if size <= 10_000 else set()  # nobody tries all of more
 
 
 def _neighbours(space: Sequence[Dimension], tried: Sequence[Tried]) -> list[dict[str, str]]:

@@ -50,7 +50,7 @@ def run(
 
 def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
     """Runs the operator until SIGTERM or SIGINT. Raises ConfigError."""
-    import kopf
+    import kopf  # late: it is there with the extra `kubernetes` alone
 
     from bagua.operator.adapter import make_registry
     from bagua.operator.cluster import Cluster
@@ -62,7 +62,7 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     if not verbose:
-        for name in ("httpx", "httpx2", "kopf"):
+        for name in ("httpx", "httpx2", "kopf"):  # httpx tells of each request
             logging.getLogger(name).setLevel(logging.WARNING)
     if kubeconfig:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf reads it, too
@@ -80,7 +80,7 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
                 )
             kopf.run(
                 registry=make_registry(controller, settings),
-                standalone=True,
+                standalone=True,  # kopf's peering needs objects of a kind that is not installed
                 clusterwide=not settings.namespaces,
                 namespaces=settings.namespaces,
                 liveness_endpoint=settings.liveness or None,

@@ -38,14 +38,17 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
 
     @kopf.on.login(registry=registry, retries=5)
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        # A pod has one; elsewhere a kubeconfig counts.
         return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
     @kopf.on.startup(registry=registry)
     async def begin(settings: kopf.OperatorSettings, **_: Any) -> None:
-        settings.posting.enabled = False
-        settings.scanning.disabled = True
+        settings.posting.enabled = False  # kopf makes Events of log lines; the operator makes its own
+        settings.scanning.disabled = True  # kopf would watch definitions and namespaces, and need rights for that
+        # A watch whose connection died without a word is begun anew after so long.
         settings.watching.server_timeout = 120
         loop = asyncio.get_running_loop()
+        # It is called from threads that follow coordinators.
         controller.wake = lambda job: loop.call_soon_threadsafe(queue.wake, job)
 
     def deleted(event: kopf.RawEvent) -> bool:

@@ -187,6 +187,7 @@ class Cluster:
 
     def _find_others(self) -> frozenset[str]:
         try:
+            # Whichever namespace: 404 says that there is no such version.
             next(iter(self._client.list(KINDS["PodDisruptionBudget"], namespace="default")), None)
         except ApiError as error:
             if error.status.code == NOT_FOUND:
@@ -265,6 +266,7 @@ class Cluster:
         """The BaguaJob with the new status, unless it has changed meanwhile (then this decision is void)."""
         metadata = body["metadata"]
         whole = {**body, "status": status}
+        # Its resourceVersion makes the API refuse an older one.
         return dict(self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"]))
 
     def write_event(self, job: tuple[str, str], uid: str, news: News, now: str) -> None:
@@ -273,10 +275,10 @@ class Cluster:
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{name}-", "namespace": namespace},
+            "metadata": {"generateName": f"{name}-", "namespace": namespace},  # one job has many Events
             "involvedObject": {**about, "namespace": namespace},
             "reason": news.reason,
-            "message": news.message[:1000],
+            "message": news.message[:1000],  # Kubernetes allows 1024 bytes
             "type": "Warning" if news.warning else "Normal",
             "source": {"component": MANAGER},
             "firstTimestamp": now,
@@ -317,7 +319,7 @@ class Cluster:
             if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
                 notice = f"evicted: {condition.get('reason', '')}"
         phase, end = body.get("status", {}).get("phase", "Pending"), _end(body)
-        if machine and notices[machine] is None:
+        if machine and notices[machine] is None:  # its phase stays as it was until Kubernetes collects the pod
             phase, end = "Failed", f"its machine {machine} is gone"
         return Pod(
             name=metadata["name"],
@@ -366,6 +368,7 @@ def trouble_of(pod: Manifest) -> Trouble | None:
     for one in found.get("conditions") or []:
         if one["type"] == "PodScheduled" and one["status"] == "False" and one.get("reason") == "Unschedulable":
             return Trouble("Unschedulable", f"Pod {name}: {one.get('message') or 'it finds no machine'}")
+    # They run first: containers wait for them without words.
     for one in [*(found.get("initContainerStatuses") or []), *(found.get("containerStatuses") or [])]:
         waits = one.get("state", {}).get("waiting", {})
         if waits.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):

@@ -62,7 +62,7 @@ class Controller:
             self._tell((namespace, name))
             return again_s
         except ApiError as error:
-            self._memory((namespace, name)).body.change()
+            self._memory((namespace, name)).body.change()  # a conflict says that what is kept is old
             if error.status.code == CONFLICT:
                 return SOON_S
             self.numbers.refusals[str(error.status.code)] += 1
@@ -176,6 +176,7 @@ class Controller:
             memory.spec = body["spec"]
         except ConfigError as error:
             seen = replace(seen, valid_spec=memory.spec, invalid=str(error) if memory.spec else "")
+        # Its coordinator is scaled to 0: there is nobody to ask.
         if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
             self.connections.drop(job)
@@ -240,10 +241,10 @@ class Controller:
         self.connections.follow(seen.key, job_id)
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
-        """Writes the status, then acts. When this process dies in between, the actions follow from the next look, while
-        a counter that was lost would be counted twice."""
+        """Writes the status, then acts."""
         now = time.time()
         plan = reconcile(seen, self._settings, now)
+        # First: if this process dies before the actions, the next look asks for them again; a count would be lost.
         seen = self._write(seen, plan.status, now)
         memory, refused = self._memory(seen.key), seen.waits
         for action in plan.actions:

@@ -40,7 +40,7 @@ RULES = {
     ],
 }
 
-COLUMNS = [
+COLUMNS = [  # name, type, place, priority: 1 is shown by `kubectl get -o wide` alone
     ("Phase", "string", ".status.phase", 0),
     ("Pods", "string", ".status.pods", 0),
     ("Step", "integer", ".status.step", 0),
@@ -122,6 +122,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: b
         kept = {key: value for key, value in schema.items() if key in ("default", "description")}
         schema = {**definitions[schema["$ref"].rpartition("/")[2]], **kept}
     if "anyOf" in schema:  # an optional field
+        # Structural schemas know no union with null.
         [one] = [part for part in schema["anyOf"] if part.get("type") != "null"]
         schema = {**one, **{key: value for key, value in schema.items() if key not in ("anyOf", "default")}}
         return _structural(schema, definitions, True)

@@ -24,8 +24,7 @@ MADE_AT = f"{GROUP}/made-at"
 def credentials_wanted(seen: Seen, settings: Settings, now: float) -> tuple[tuple[Action, ...], str]:
     """Returns (actions, the mark of the credentials that the coordinator should run with).
 
-    New ones are made where there are none, on request, and in time before they expire. The coordinator starts again
-    with them when kubelets have had the time to hand them to all pods; a start of it harms no job."""
+    New ones are made where there are none, on request, and in time before they expire."""
     found = seen.secrets
     asked = found.rotation != _rotation(seen)
     own = not settings.issuer  # else cert-manager makes and renews certificates
@@ -33,6 +32,7 @@ def credentials_wanted(seen: Seen, settings: Settings, now: float) -> tuple[tupl
     token = not found.token or asked
     certificate = own and (not found.certificate or asked or soon)
     actions: tuple[Action, ...] = (MakeCredentials(token, certificate),) if token or certificate else ()
+    # The coordinator starts again with new ones when kubelets have handed them to all pods; a start harms no job.
     settled = now - found.made_at >= settings.secret_delay_s
     mark = found.mark if settled or not seen.coordinator_credentials else seen.coordinator_credentials
     return actions, mark

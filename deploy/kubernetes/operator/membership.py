@@ -24,11 +24,13 @@ def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[lis
     going = [pod for pod in alive if pod.notice or pod in stale]
     staying = [pod for pod in alive if pod not in going]
     words = _words(going)
-    used = {pod.index for pod in seen.pods}
+    used = {pod.index for pod in seen.pods}  # a name is free when its pod is gone, not before
+    # Its ranks are those that it began with: a new pod would get none.
     static_runs = task is not None and spec.elastic is None
     for number in range(0 if static_runs else spec.wanted - len(staying)):
         index = next(free for free in range(len(used) + 1) if free not in used)
         used.add(index)
+        # The minimum alone: a scheduler would hold it back for pods that find no place.
         grouped = task is None and len(alive) + number < spec.minimum
         actions.append(Create(pods.pod(seen, spec, index, attempt, grouped)))
     if task is not None and spec.elastic is not None:
@@ -86,7 +88,7 @@ def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task)
         elif node is None or not node.connected or node.draining or not connected:
             continue
         elif pod.notice or _can_follow(seen, pod, staying, task):
-            stay.discard(pod.name)
+            stay.discard(pod.name)  # so drains of one round leave a member
             actions.append(Drain(pod.name, pod.notice or REPLACED))
     return actions
 
@@ -94,7 +96,7 @@ def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task)
 def _surplus(spec: Spec, staying: Sequence[Pod], task: Task) -> list[Action]:
     """Pods beyond the wanted number that the job has left, or never took."""
     extra = len(staying) - spec.wanted
-    if extra <= 0 or task.wanted > spec.wanted:
+    if extra <= 0 or task.wanted > spec.wanted:  # the coordinator counts on all of them until it has the lower number
         return []
     free = [pod for pod in staying if pod.name not in task.nodes]
     return [Delete("Pod", pod.name, SURPLUS) for pod in _last(free, extra)] if len(task.members) <= spec.wanted else []

@@ -43,7 +43,7 @@ class Kept(Generic[T]):
 
     def get(self, read: Callable[[], T], now: float, lasts_s: float) -> T:
         """Returns what was read less than ``lasts_s`` ago, if it may not have changed; else calls ``read``."""
-        changes = self._changes
+        changes = self._changes  # before the read: a change in its course makes the next look read again
         if changes != self._changes_read or now - self._read_at >= lasts_s:
             self._value, self._read_at, self._changes_read = read(), now, changes
         return self._value
@@ -101,7 +101,7 @@ class Memory:
         """Notes a refusal: the next try follows after a pause, which doubles with each of this generation that soon
         follows another one."""
         again = self._refused_of == generation and now < self._again_at + CALM_S
-        if not again or now >= self._again_at:
+        if not again or now >= self._again_at:  # several refusals of one look count once
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
             self._again_at = now + self._pause_s
         self.refusal, self._refused_of = trouble, generation

@@ -105,6 +105,7 @@ def _object(seen: Seen, api: str, kind: str, name: str, role: str, spec: Manifes
 def _service(seen: Seen) -> Manifest:
     spec = {
         "clusterIP": "None",  # a refused connection must come from the coordinator's own host: no proxy in between
+        # Daemons wait for a name that resolves; an unknown host looks like a typing error.
         "publishNotReadyAddresses": True,
         "selector": labels(seen, "coordinator"),
         "ports": [
@@ -165,7 +166,7 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
         *plain_env(
             BAGUA_COORDINATOR_METRICS_PLAIN="true",  # Prometheus has no job's certificate; a policy protects the port
             BAGUA_COORDINATOR_METRICS_PORT=str(METRICS_PORT),
-            HOME=f"{FOLDER}/data",
+            HOME=f"{FOLDER}/data",  # the root file system is read-only
             PYTHONSAFEPATH="1",
         ),
     ]
@@ -181,6 +182,7 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
             {"name": "grpc", "containerPort": PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
+        # Kubernetes' own gRPC probe speaks no TLS
         "readinessProbe": {"tcpSocket": {"port": "grpc"}, "periodSeconds": 5},
         "resources": wanted.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": CONTAINER_SECURITY,
@@ -194,8 +196,8 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
     if spec.image_pull_policy:
         container["imagePullPolicy"] = spec.image_pull_policy
     pod: dict[str, Any] = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,  # it never calls the Kubernetes API
+        "enableServiceLinks": False,  # a Service bagua-coordinator would set BAGUA_COORDINATOR_PORT, and others like it
         "securityContext": SECURITY,
         "terminationGracePeriodSeconds": 30,
         "containers": [container],
@@ -210,6 +212,7 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
     whole = {
         "serviceName": f"{seen.name}-coordinator",
         "replicas": 1 if running else 0,
+        # Else a pod that never gets ready, as by a wrong image, blocks its own update.
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": labels(seen, "coordinator")},
         "template": {"metadata": metadata, "spec": pod},
@@ -262,6 +265,7 @@ def certificate(seen: Seen, settings: Settings) -> Manifest:
         "commonName": "bagua",
         "dnsNames": [*certificate_names(seen), "localhost"],
         "ipAddresses": ["127.0.0.1"],
+        # One certificate for both ends of all connections.
         "usages": ["digital signature", "server auth", "client auth"],
         "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always"},
         "issuerRef": {"group": "cert-manager.io", "kind": kind, "name": name},

@@ -39,13 +39,15 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
     others = [one for one in inner.get("containers", []) if one.get("name") != CONTAINER]
     volumes, mounts = _volumes(seen, spec)
     container = _container(spec, mounts, given)
+    # Of equal names Kubernetes takes the last.
     container["env"] = [*_environment(seen, spec), *_sourced(spec), *given.get("env", [])]
     made = {
         "restartPolicy": "Never",  # a daemon that comes back in the same pod has lost its ranks: a new pod is as good
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,  # programs of users run here
+        "enableServiceLinks": False,  # they would add variables that begin with BAGUA_COORDINATOR_ (see objects)
+        # Drain, then stop of ranks, then the daemon's own end.
         "terminationGracePeriodSeconds": spec.run_policy.drain_grace_seconds + spec.run_policy.stop_grace_seconds + 30,
-        **inner,
+        **inner,  # the template changes what stands above; what follows is joined with its own
         "securityContext": {**objects.SECURITY, **inner.get("securityContext", {})},
         "containers": [container, *others],
         "volumes": [*volumes, *inner.get("volumes", [])],
@@ -84,6 +86,7 @@ def secret_files(spec: Spec) -> dict[str, str]:
 
 
 def _container(spec: Spec, mounts: list[Manifest], given: Manifest) -> dict[str, Any]:
+    # Pods have no names in DNS, so peers get the address.
     command = ["bagua", "daemon", "--name", "$(POD_NAME)", "--node-id", "$(POD_NAME)", "--data-host", "$(POD_IP)"]
     command += ["--slots", str(spec.ranks), "--drain-grace", str(spec.run_policy.drain_grace_seconds)]
     made: dict[str, Any] = {
@@ -131,6 +134,7 @@ def _volumes(seen: Seen, spec: Spec) -> tuple[list[Manifest], list[Manifest]]:
     volumes += [
         {"name": "bagua-home", "emptyDir": {}},
         {"name": "bagua-tmp", "emptyDir": {}},
+        # Containers have 64 MB there by default.
         {"name": "bagua-shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shared_memory}},
     ]
     mounts += [

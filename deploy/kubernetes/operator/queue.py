@@ -34,7 +34,7 @@ class Queue:
             return
         self._busy.add(key)
         task = asyncio.get_running_loop().create_task(self._run(key))
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop itself refers to tasks weakly
         task.add_done_callback(self._tasks.discard)
 
     def waiting(self) -> list[Key]:

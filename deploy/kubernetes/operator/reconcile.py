@@ -94,8 +94,9 @@ def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
     actions = _cleaned(seen, policy, former["phase"], age >= TELL_S)
     alive = any(not pod.ended and not pod.leaving for pod in seen.pods)
     tells = alive and age < TELL_S and policy is not CleanPodPolicy.ALL
-    if not tells:
+    if not tells:  # daemons hear of the end from the coordinator, so it goes after that
         whole = objects.infrastructure(seen, spec, seen.coordinator_credentials, False)
+        # Of a job that has ended nothing is made anew.
         actions += _changed(seen, [one for one in whole if (one["kind"], one["metadata"]["name"]) in seen.hashes])
     pauses = [*([1.0] if tells else []), *([ttl - age] if ttl is not None else [])]
     return Plan(tuple(actions), found, min(pauses, default=None))
@@ -182,7 +183,7 @@ class Round:
             self._apply([objects.volcano_group(self.seen, self.spec)])
         if self.task is not None and not self.task.ended:
             self._gone(self.task)
-        if self._deadline_passed():
+        if self._deadline_passed():  # it has said all that is to be done
             pass
         elif release:
             self._release()
@@ -275,6 +276,7 @@ class Round:
         ends = {name: self.seen.ends[name] for name in sorted(task.nodes) if self.seen.ends.get(name)}
         more = [f"{name}: {words}" for name, words in ends.items() if words not in task.reason]
         task = replace(task, reason=f"{task.reason} ({'; '.join(more)})" if more else task.reason)
+        # From 128 on: a shell's word for a signal.
         permanent = policy.restart_policy is RestartPolicy.EXIT_CODE and 0 < (task.exit_code or 0) < 128
         if policy.restart_policy is RestartPolicy.NEVER or permanent:
             self.status["failures"] = failures + 1
@@ -284,6 +286,7 @@ class Round:
             words = f"It failed {failures + 1} times (backoffLimit {policy.backoff_limit}). {task.reason}"
             self._phase(status.FAILED, "BackoffLimitExceeded", words)
         else:
+            # A float holds the most that backoffLimit allows, 2 ** 1000.
             pause = min(policy.backoff_seconds * 2.0**failures, LONGEST_BACKOFF_S)
             self.status.update(failures=failures + 1, attempt=self.status["attempt"] + 1)
             self.status.pop("jobId", None)
@@ -314,6 +317,7 @@ class Round:
         self._look_again_soon(self.now - status.seconds_of(self.status["gangSince"]))
         if gang.ready and self.seen.reachable:
             attempt = self.status["attempt"]
+            # The uid: a later BaguaJob of the same name must not be taken for this submission.
             self.actions.append(facts.Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
             self._look_again_soon(0.0)
 

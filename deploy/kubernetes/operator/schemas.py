@@ -75,6 +75,7 @@ def misfit(value: Any, schema: Schema, where: str) -> str:
         return f"{where} is not {NAMED[kind]}"
     if isinstance(value, int | float) and value < schema.get("minimum", value):
         return f"{where}: {value} is less than {schema['minimum']}"
+    # Not match: patterns of JSON Schema fit anywhere.
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         return f"{where}: {value[:100]!r} does not fit {schema['pattern']}"
     if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):

@@ -68,9 +68,11 @@ class Connections:
     def _follow(self, job: Key, job_id: str, client: Client) -> None:
         last: Task | None = None
         try:
+            # No waiting for a coordinator that is away: looks find it.
             for update in client.watch(job_id, patience_s=0.0):
                 if update.WhichOneof("update") == "job":
                     task = task_of(update.job)
+                    # Steps alone would wake the operator all the time.
                     change = last is None or replace(task, step=last.step) != last
                     if change and task.state != "stopping":  # of which the end follows at once
                         self._on_change(job)
@@ -111,7 +113,7 @@ def look(client: Client, seen: Seen, name: str) -> Seen:
         nodes = {node.node_id: NodeState(node.connected, node.draining, node.wire_version) for node in client.nodes()}
         if job_id := seen.status.get("jobId", ""):
             with contextlib.suppress(NotFoundError):
-                if (known := client.get(job_id)).spec.name == name:
+                if (known := client.get(job_id)).spec.name == name:  # the id may be of an attempt before
                     return replace(seen, reachable=True, task=task_of(known), nodes=nodes)
         jobs = client.list(limit=RECENT)
         found = next((job for job in jobs if job.spec.name == name), None)
@@ -165,5 +167,6 @@ def task_of(job: job_pb2.Job) -> Task:
 
 def _exit_code(job: job_pb2.Job) -> int | None:
     """Returns the exit code of the rank that failed first; None: none has. Negative: it was killed by a signal."""
+    # ``follows``: it ended because another one had failed.
     failed = [rank for rank in (*job.ranks, *job.gone) if rank.exited_at and rank.exit_code and not rank.follows]
     return min(failed, key=lambda rank: rank.exited_at).exit_code if failed else None

@@ -23,6 +23,7 @@ BLOCKED = "Blocked"
 
 def stamp(seconds: float) -> str:
     """Seconds since the epoch -> RFC 3339, in whole seconds."""
+    # Kubernetes keeps no fractions: they would look like a change
     return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -24,7 +24,7 @@ FIRST = (
 @cache
 def sources() -> griffe.ModulesCollection:
     """Reads all of our modules, with the places that imported names come from."""
-    loader = griffe.GriffeLoader(allow_inspection=False)
+    loader = griffe.GriffeLoader(allow_inspection=False)  # inspection imports a module
     for package in ("bagua", "bagua_core"):
         loader.load(package)
     loader.resolve_aliases(external=False)

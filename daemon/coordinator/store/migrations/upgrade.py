@@ -12,6 +12,7 @@ from alembic.config import Config
 def config(connection: sa.Connection) -> Config:
     """Configuration with which Alembic runs on ``connection``."""
     made = Config()
+    # %: Alembic's options are those of configparser.
     made.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     made.set_main_option("path_separator", "os")
     made.attributes["connection"] = connection
