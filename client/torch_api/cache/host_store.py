@@ -23,7 +23,9 @@ from bagua.torch_api.cache.store import Store, StoreError
 
 WAIT_S = 10.0  # for the locks of other writers
 MOST_BYTES = 100 << 30
+# SQLite stores the key, the number and lengths beside a value.
 ENTRY_BYTES = 128  # of a row beside its value, about
+# SQLite limits the variables of a query: older ones take 999.
 ASKED = 500  # keys in one query
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB NOT NULL)",
@@ -54,7 +56,7 @@ class HostStore(Store):
         self._capacity = capacity
         self._local = threading.local()
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, object]:  # a connection can't be pickled, nor used by another process
         return {"folder": self.folder, "_capacity": self._capacity}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -88,6 +90,7 @@ class HostStore(Store):
         with self._used() as connection:
             kept = {key: value for key, value in dictionary.items() if _size(value) <= self._limit()}
             with _transaction(connection):
+                # A value that is set again replaces its own bytes in the total.
                 self._drop(connection, "key", list(kept))
                 self._make_room(connection, sum(map(_size, kept.values())))
                 # Several values together may be too large, though each is not: the last ones stay.
@@ -111,7 +114,7 @@ class HostStore(Store):
             with _transaction(connection):
                 connection.execute("DELETE FROM entries")
                 connection.execute("UPDATE total SET bytes = 0")
-            connection.execute("VACUUM")
+            connection.execute("VACUUM")  # SQLite keeps the room of deleted rows for itself
 
     def used_bytes(self) -> int:
         """Returns the bytes of all entries together."""
@@ -121,7 +124,7 @@ class HostStore(Store):
     def shutdown(self) -> None:
         """Closes this thread's connection. The file stays."""
         opened = getattr(self._local, "opened", None)
-        if opened is not None and opened[0] == os.getpid():
+        if opened is not None and opened[0] == os.getpid():  # a connection of a parent must not be closed here
             opened[1].close()
         self._local = threading.local()
 
@@ -129,6 +132,7 @@ class HostStore(Store):
 
     def _limit(self) -> int:
         if self._capacity is None:
+            # What the cache holds already is room, too.
             self._capacity = min(MOST_BYTES, (shutil.disk_usage(self.folder).free + self.used_bytes()) // 2)
         return self._capacity
 
@@ -136,8 +140,9 @@ class HostStore(Store):
         over = _total(connection) + wanted - self._limit()
         while over > 0:
             lowest, highest = connection.execute("SELECT min(number), max(number) FROM entries").fetchone()
-            if lowest is None:
+            if lowest is None:  # the file is empty: no entry can make room
                 return
+            # Numbers have gaps: the next entry is taken.
             query = "SELECT number, length(value) FROM entries WHERE number >= ? ORDER BY number LIMIT 1"
             number, length = connection.execute(query, (random.SystemRandom().randint(lowest, highest),)).fetchone()
             self._drop(connection, "number", [number])
@@ -160,7 +165,7 @@ class HostStore(Store):
         try:
             yield self._connection()
         except sqlite3.Error as error:
-            if type(error) is not sqlite3.DatabaseError:  # locked, full, no permission: the file itself is good
+            if type(error) is not sqlite3.DatabaseError:  # a subclass, as of a lock or a full disk: the file is good
                 raise StoreError(f"The sample cache {self.path} can't be used: {error}. [BG705]") from error
             self._begin_anew()
             raise StoreError(f"The sample cache {self.path} was damaged ({error}): it begins anew. [BG705]") from error
@@ -175,11 +180,14 @@ class HostStore(Store):
         if opened is not None:
             _INHERITED.append(opened[1])
         make_private_dir(self.folder)
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # SQLite's other files follow it
+        # Made with its mode before SQLite opens it: SQLite's other files follow it.
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # None: no transactions that the module begins by itself.
         connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a power cut costs the last writes at most
+            # Or the log keeps the largest size that it ever had.
             connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
             with _transaction(connection):
                 for statement in SCHEMA:
@@ -194,7 +202,7 @@ class HostStore(Store):
         """Removes a file that is no database, unless another process has done so."""
         self.shutdown()
         with suppress(OSError), open(self.folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two processes must not remove the file that one of them has made anew
             with suppress(sqlite3.DatabaseError):
                 connection = sqlite3.connect(self.path, timeout=WAIT_S)
                 try:
@@ -217,11 +225,12 @@ def _total(connection: sqlite3.Connection) -> int:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    # Takes the lock now: SQLite refuses a reader that wants to write later, without waiting.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error):  # the transaction may have ended by itself
             connection.execute("ROLLBACK")
         raise

@@ -96,7 +96,7 @@ class CacheLoader:
         self.dataset_name = dataset_name
         self.writer_buffer_size = writer_buffer_size
         self.store = _store(backend, options)
-        self._counts = torch.zeros(PROCESSES, 5, dtype=torch.int64)
+        self._counts = torch.zeros(PROCESSES, 5, dtype=torch.int64)  # shared memory: workers count there, too
         self._counts.share_memory_()  # type: ignore[no-untyped-call]
         self._seal = self._make_seal(secret)
         self._waiting: dict[str, bytes] = {}
@@ -104,7 +104,7 @@ class CacheLoader:
         self._closed_until = 0.0
         self._warned = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:  # a worker has values and an end of its own
         return self.__dict__ | {"_waiting": {}, "_pid": 0}
 
     def get(self, key: Any, load_fn: Callable[[Any], Any]) -> Any:
@@ -126,7 +126,7 @@ class CacheLoader:
 
     def flush(self) -> None:
         """Writes values that still wait for others."""
-        if self._waiting and self._pid == os.getpid():
+        if self._waiting and self._pid == os.getpid():  # a forked worker has a copy of what its parent writes
             waiting, self._waiting = self._waiting, {}
 
             def write() -> bool:
@@ -171,6 +171,7 @@ class CacheLoader:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._waiting = {}
+            # Runs at the end of workers of multiprocessing, too, where atexit does not.
             Finalize(None, self.flush, exitpriority=1)
 
     def _make_seal(self, secret: bytes | None) -> Seal | None:
@@ -195,13 +196,14 @@ class CacheLoader:
         try:
             return use()
         except StoreError as error:
-            self._closed_until = time.monotonic() + PAUSE_S
+            self._closed_until = time.monotonic() + PAUSE_S  # without a pause each value would wait for the store
             self._count(FAILURES)
             self._warn(f"{error} Values are loaded without it.")
             return None
 
     def _count(self, column: int, number: int = 1) -> None:
         worker = get_worker_info()
+        # Workers write no common row as long as there are rows.
         row = 0 if worker is None else 1 + worker.id % (PROCESSES - 1)
         self._counts[row, column] += number
 

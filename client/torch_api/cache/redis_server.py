@@ -69,6 +69,7 @@ def start_redis_server_cli(port: int, capacity: int, *args: str, password: str |
         f"port {port}",
         f"requirepass {password}",
         f"maxmemory {capacity}",
+        # Each sample is used once in an epoch: the least recently used one is needed next.
         "maxmemory-policy allkeys-random",
         "appendonly no",
         'save ""',

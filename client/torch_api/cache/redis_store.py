@@ -57,7 +57,7 @@ class RedisStore(ClusterStore):
         password: str | None = None,
         tls: bool | None = None,
     ) -> None:
-        _client_library()
+        _client_library()  # before a server is started for nothing
         self.cluster_mode = cluster_mode
         self.capacity_per_node = capacity_per_node
         self.bootstrap = hosts is None
@@ -76,7 +76,7 @@ class RedisStore(ClusterStore):
         return str(_shared(secrets.token_hex(32))).encode()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_server": None}
+        return self.__dict__ | {"_server": None}  # one process ends the server: the copy of a worker must not
 
     def _started(self) -> list[dict[str, Any]]:
         if is_initialized() and len(current().membership.hosts) > 1:
@@ -149,7 +149,7 @@ class _OneServer(Store):
             client.flushdb()
 
     def shutdown(self) -> None:
-        if self._client is not None and self._pid == os.getpid():
+        if self._client is not None and self._pid == os.getpid():  # sockets of a parent are its own
             self._client.close()
 
 

@@ -29,6 +29,7 @@ class Seal:
     key, too, so a value can't be put in the place of another."""
 
     def __init__(self, secret: bytes) -> None:
+        # A key of its own: the job's secret serves other purposes, too.
         self._key = hmac.digest(secret, b"bagua sample cache", "sha256")
 
     def close(self, key: str, value: Any) -> bytes:
@@ -43,12 +44,14 @@ class Seal:
         begin = len(MARK) + TAG_BYTES
         payload = memoryview(sealed)[begin:]
         tag = sealed[len(MARK) : begin]
+        # compare_digest takes the same time wherever they differ.
         if sealed[: len(MARK)] != MARK or not hmac.compare_digest(tag, self._tag(key, payload)):
             raise ValueError("The entry is damaged, or was sealed with another key.")
         return pickle.loads(payload)
 
     def _tag(self, key: str, payload: bytes | memoryview) -> bytes:
         name = key.encode()
+        # With its length: no part of the value can pass for a part of the key.
         made = hmac.new(self._key, len(name).to_bytes(8, "little") + name, "sha256")
         made.update(payload)
         return made.digest()
@@ -60,6 +63,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.requires_grad or value.device.type != "cpu":
             return NotImplemented
+        # Their bytes alone don't say what they mean.
         if value.layout is not torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
             return NotImplemented
         flat = value.contiguous()
@@ -67,6 +71,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # Bytearray: torch warns of bytes, which nobody may write to.
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
 
 
@@ -96,7 +101,7 @@ def host_secret() -> bytes:
             try:
                 with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(secrets.token_bytes(KEY_BYTES))
-                os.link(fresh, path)
+                os.link(fresh, path)  # fails if another process was first
             finally:
                 fresh.unlink(missing_ok=True)
     found = read_private(path, "The secret of the sample cache", personal=True)

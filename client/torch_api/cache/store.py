@@ -67,6 +67,7 @@ class ClusterStore(Store):
             raise ValueError("A ClusterStore needs at least one store. [BG705]")
         self.stores = list(stores)
         self.num_stores = len(self.stores)
+        # The same in all processes, which ``hash`` of Python is not.
         self.hash_fn = hash_fn or (lambda key: zlib.crc32(key.encode()))
 
     def route(self, key: str) -> Store:

@@ -55,6 +55,7 @@ class Admission:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        # Weak: what the program drops is not given to newcomers.
         self._carriers: weakref.WeakValueDictionary[str, Carrier] = weakref.WeakValueDictionary()
         self._counts: dict[str, int] = {}
 
@@ -85,7 +86,9 @@ class Admission:
         trouble = ""
         if not newcomer:
             document, trouble = self._give(carriers, tensors, extra)
+        # One member tells it for all: state is the same on those that hold it.
         state = json.dumps(document).encode() if rank == min(whole) else b""
+        # Trouble of any member reaches all, so that all refuse alike.
         texts = gather_texts(self._session, [trouble.encode(), state])
         if words := next((told for told, _ in texts if told), b"").decode():
             self._refuse(words, newcomer)
@@ -104,7 +107,7 @@ class Admission:
         if newcomer:
             raise Unfit(words)
         LOG.warning("%s", words)
-        gather_rows(self._session, b"\0")
+        gather_rows(self._session, b"\0")  # a collective that newcomers don't come to: it ends when they have left
 
     def _give(
         self, carriers: Mapping[str, Carrier], tensors: list[torch.Tensor], extra: Mapping[str, Any]

@@ -84,7 +84,7 @@ def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: 
     with torch.no_grad():
         with PORT.cuda.by_way_of(group.stream if PORT.cuda.holds(send_tensor) else None):
             _exchange(_Way(session, group, send_tensor), gives, takes)
-        if not recv_tensor.is_inference():
+        if not recv_tensor.is_inference():  # torch must see that a tensor which autograd has saved was changed
             increment_version(recv_tensor)
 
 
@@ -130,7 +130,7 @@ def _exchange(where: _Way, gives: RankBlocks, takes: RankBlocks) -> None:
         if peer != me:
             begin_ = sum(takes.counts[:peer])
             target[at : at + count] = into[begin_ : begin_ + count]
-    if target.data_ptr() != takes.tensor.data_ptr():
+    if target.data_ptr() != takes.tensor.data_ptr():  # ``reshape`` had to copy: the tensor gets the result now
         takes.tensor.copy_(target.view(takes.tensor.shape))
 
 
@@ -217,7 +217,7 @@ def _is_over(connection: Connection, ticket: int) -> bool:
 class _Messages:
     """Sends and receives under way, in the block of ``with``. The core has room for a limited number."""
 
-    LIMIT = 256
+    LIMIT = 256  # half of
 
     def __init__(self, where: _Way, dtype: torch.dtype, *memory: torch.Tensor) -> None:
         """``memory``: where all blocks lie."""

@@ -40,6 +40,7 @@ def check_codec(codec: Codec | str, dtype: torch.dtype, op: ReduceOp) -> Codec |
     if found is None:
         return None
     if dtype is not torch.float32:
+        # Our kernels encode float32 alone.
         raise TypeError(f"{dtype} tensors can't be encoded: a codec takes torch.float32. Pass codec=None. [BG405]")
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise ValueError(f"op is {op.name}: with a codec it must be SUM or AVG. [BG405]")

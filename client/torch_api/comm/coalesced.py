@@ -81,7 +81,7 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
         return obj
     check_root(src, group, "src")
     at_root = group.rank() == src
-    header = torch.zeros(2, dtype=torch.int64, device="cpu")
+    header = torch.zeros(2, dtype=torch.int64, device="cpu")  # rank ``src`` alone knows the size: it is told first
     content = torch.empty(0, dtype=torch.uint8, device="cpu")
     failure: Exception | None = None
     if at_root:
@@ -99,7 +99,7 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
     group.broadcast(header, src)
     if not at_root:
         size = int(header[1])
-        if not 0 <= size <= MAX_OBJECT_BYTES:
+        if not 0 <= size <= MAX_OBJECT_BYTES:  # the number comes from another rank: no memory for nonsense
             raise CommunicationError(
                 f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be. [BG504]"
             )

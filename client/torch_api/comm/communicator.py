@@ -167,6 +167,7 @@ class Communicator(Members):
     def alltoall_inplace(self, tensor: Carried) -> None:
         self._session()
         whole = Blocks.of(tensor, self)
+        # A clone: blocks are written while others are still read.
         self.alltoall(whole.tensor.detach().clone(), whole.tensor)
 
     def alltoall_v(

@@ -41,10 +41,10 @@ class ElasticCommunicator(Communicator):
 
     def _note_end(self) -> None:
         self._over = weakref.finalize(self, self._units.end, self.id)
-        self._over.atexit = False
+        self._over.atexit = False  # the session's end is the end of its communicators
 
     def renumber(self, id: int) -> None:
-        self._over.detach()
+        self._over.detach()  # the former number may be another communicator's
         super().renumber(id)
         self._note_end()
 
@@ -92,7 +92,7 @@ class ElasticCommunicator(Communicator):
             return
         target = check_tensor(recv_tensor)
         self._session()
-        result = torch.empty_like(target)
+        result = torch.empty_like(target)  # the old values stay until all ranks have new ones
         self._repeat(
             lambda: super(ElasticCommunicator, self).allreduce(send_tensor, result, op, codec=codec),
             _put(result, target),
@@ -124,7 +124,7 @@ class ElasticWorld(ElasticCommunicator):
     rest."""
 
     def _is_known(self) -> bool:
-        return self.id != 0
+        return self.id != 0  # the daemon has number 0 by itself
 
     def renew(self) -> None:
         assert self.connection is not None
@@ -138,6 +138,7 @@ class ElasticWorld(ElasticCommunicator):
 
 def _put(result: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     def commit() -> None:
+        # Torch refuses to write a tensor of inference mode outside of it.
         with torch.inference_mode(target.is_inference()), torch.no_grad():
             target.copy_(result)
 

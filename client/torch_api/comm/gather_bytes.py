@@ -44,7 +44,7 @@ def gather_texts(session: Session, texts: Sequence[bytes]) -> list[list[bytes]]:
 _KEY_BYTES = 24
 
 
-def _key(text: bytes) -> bytes:
+def _key(text: bytes) -> bytes:  # the length, so that receivers have room
     return hashlib.blake2b(text, digest_size=16).digest() + len(text).to_bytes(8, "little")
 
 
@@ -52,6 +52,7 @@ def _gather_column(session: Session, column: Sequence[bytes], text: bytes) -> li
     lengths = [int.from_bytes(key[16:], "little") for key in column]
     senders = senders_of(column)
     if senders is None:
+        # All send at once: that many broadcasts would cost more.
         rows = gather_rows(session, text.ljust(max(lengths), b"\0"))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
     known = {column[rank]: _broadcast_known(session, text, rank, lengths[rank]) for rank in senders}
@@ -63,7 +64,7 @@ MOST_SENDERS = 8
 
 def senders_of(keys: Sequence[bytes]) -> list[int] | None:
     """The first rank of each key. None if there are so many that all send at once."""
-    first = {key: rank for rank, key in reversed(list(enumerate(keys)))}
+    first = {key: rank for rank, key in reversed(list(enumerate(keys)))}  # reversed: the first rank stays
     return sorted(first.values()) if len(first) <= MOST_SENDERS else None
 
 

@@ -45,8 +45,8 @@ class BaguaProcessGroup(Roster):
         self.contains_this_rank = self._session.membership.rank in self.ranks
         self._everyone = tuple(self.ranks) == self._made.world.ranks
         self._enroll(self._session.membership, self.ranks)
-        self._key = f"{key} {self.numbers}"
-        self._key += f" {self._made.count(self._key)}"
+        self._key = f"{key} {self.numbers}"  # numbers of members, and not ranks: these change with the generation
+        self._key += f" {self._made.count(self._key)}"  # how many groups of exactly these members were made before
         # Taken here, where all ranks are in the same order, and not when a communicator is first asked for.
         self._world_id = self._made.next_world_id() if self._everyone and not key else None
         self._communicators: dict[tuple[int, ...], Communicator] = {}
@@ -132,7 +132,7 @@ class BaguaProcessGroup(Roster):
             return NON_COMM_MEMBER
         found = self._communicators.get(members)
         if found is None:
-            if self._session is not current():
+            if self._session is not current():  # numbers of a former session mean other communicators now
                 raise BaguaError("This group was made before destroy_process_group(): make a new one. [BG407]")
             if self._world_id is not None and members == self._made.world.ranks:
                 found = self._made.attach(self._world_id, members, shrinks=self.shrinks)
@@ -147,6 +147,7 @@ class BaguaProcessGroup(Roster):
 _numbers = itertools.count(1)  # of the groups of this process
 _pg_map: weakref.WeakValueDictionary[str, BaguaProcessGroup] = weakref.WeakValueDictionary()
 _pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = weakref.WeakKeyDictionary()
+# Weak: a torch group that was destroyed must not live on here.
 _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[Any, BaguaProcessGroup] = weakref.WeakKeyDictionary()
 
 

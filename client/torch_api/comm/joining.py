@@ -144,7 +144,7 @@ def register_state(name: str, held: Stateful) -> None:
     if name in states:
         raise ValueError(f"There is a state {name!r} already: choose another name. [BG616]")
     try:
-        encode(held.state_dict(), [])
+        encode(held.state_dict(), [])  # asked now, at the mistake, and not when a newcomer comes
     except TypeError as error:
         raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}. [BG616]") from None
     states[name] = _State(held)

@@ -26,7 +26,7 @@ DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twin
 def hashed_number(key: str) -> int:
     """A number of a communicator that follows from ``key``."""
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
-    return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1
+    return SUBGROUPS | int.from_bytes(digest, "big") & SUBGROUPS - 1  # a hash can't meet a counted number
 
 
 def twin_number(number: int, device: int) -> int:
@@ -97,7 +97,7 @@ class Members(Roster):
         self._destroy: weakref.finalize[..., Members] | None = None
         if connection is not None:
             self._enroll(connection.membership, self.ranks)
-            if id != 0:
+            if id != 0:  # number 0 is there from the start
                 connection.create_comm(id, self.ranks)
                 self._destroy_with_last_reference()
 
@@ -134,12 +134,13 @@ class Members(Roster):
         found = self._twins.get(device.index)
         if found is None:
             number = twin_number(self.id, len(self._twins))
+            # The device's connection, so that its operations have numbers of their own.
             found = self._twins[device.index] = Members(number, self.ranks, device.membership.rank, device)
         return found
 
     def renew(self) -> None:
         """In a new generation of the job: the members that are left, by their new ranks."""
-        self.renew_ranks()
+        self.renew_ranks()  # twins were made for the old ranks: they are made again when asked for
         for twin in self._twins.values():
             twin.forget()
         self._twins.clear()
@@ -150,7 +151,7 @@ class Members(Roster):
     def forget(self) -> None:
         """Leaves the number to another communicator: this one ended with its generation."""
         if self._destroy is not None:
-            self._destroy.detach()
+            self._destroy.detach()  # the number is not given back: another communicator has it then
 
     def _is_known(self) -> bool:
         """Returns True if the daemon is to know it."""
@@ -224,5 +225,5 @@ def world_number(membership: Membership) -> int:
 
 def _destroy_quietly(connection: Connection, id: int) -> None:
     """Silent when the session has ended, and with it the communicator."""
-    with suppress(CommunicationError):
+    with suppress(CommunicationError):  # the daemon may be gone, or the session over
         connection.destroy_comm(id)

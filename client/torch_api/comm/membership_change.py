@@ -39,5 +39,5 @@ class MembershipChanges:
             return
         change = MembershipChange(now.generation, now.rank, now.world_size, self.world_size)
         self.told_in, self.world_size = now.generation, now.world_size
-        for function in list(self.functions):
+        for function in list(self.functions):  # a copy: a function may add others
             function(change)

@@ -36,7 +36,7 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _plain_number(value: Any) -> Any:
     """A number of NumPy as one of Python: schedules that NumPy computes leave them in optimizers."""
-    numpy = sys.modules.get("numpy")
+    numpy = sys.modules.get("numpy")  # NumPy is no requirement: without it no value is one of its numbers
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 

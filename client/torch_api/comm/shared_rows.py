@@ -80,7 +80,7 @@ class PeerMemory:
         """The block that member ``owner`` offers as rows like those of ``like``, as many as fit. What it had offered
         before and has freed since is unmapped."""
         if self._freed.get(owner, -1) < freed:
-            self._freed[owner], self._mapped[owner] = freed, {}
+            self._freed[owner], self._mapped[owner] = freed, {}  # mappings of freed segments would keep their memory
         known = self._mapped[owner]
         key = segment, like.dtype, like.shape[1]
         if key not in known:
@@ -130,7 +130,7 @@ class SharedRows:
         )
         every = words.found.tolist()
         self._offers = [every[at : at + width] for at in range(0, n * width, width)]
-        dtypes = every[WORDS - 1 :: width]
+        dtypes = every[WORDS - 1 :: width]  # one word of each rank: rows of another dtype would be read as garbage
         if dtypes.count(dtypes[0]) < n:
             names = {number: name for name, number in connection.dtypes.items()}
             each = zip(self._group.ranks, dtypes, strict=True)
@@ -160,6 +160,7 @@ class SharedRows:
             following: Bytes that this rank will need for the next exchange, known on all ranks or on none.
         """
         me, size = self._me, like.shape[1] * like.element_size()
+        # An offer of the last meeting serves if it is large enough on all ranks.
         if not self._offers or any(offer[1] < rows * size for offer, rows in zip(self._offers, arrive, strict=True)):
             self.meet(like.dtype, arrive[me] * size)
         mine = as_rows(self._mine.tensor, arrive[me], like)
@@ -172,8 +173,8 @@ class SharedRows:
                     segment, _, freed, *_ = self._offers[rank]
                     target = self._memory.of(self._group.numbers[rank], segment, freed, like)
                 write(begin, begin + count, target.narrow(0, at, count))
-        self.meet(like.dtype, following or 0)
-        if following is None:
+        self.meet(like.dtype, following or 0)  # tells that all have written, and offers memory for the next exchange
+        if following is None:  # memory was not offered
             self._offers = []
         return mine
 

@@ -18,6 +18,7 @@ def sum_of_sparse(everyone: Communicator, own: torch.Tensor) -> torch.Tensor:
     used = torch.cat(
         [torch.arange(count, device=own.device) + rank * most for rank, count in enumerate(counts.tolist())]
     )
+    # Ranks' entries overlap: coalesce adds them up.
     total = torch.sparse_coo_tensor(places[used].t(), values[used], own.shape, check_invariants=False)
     return total.coalesce()
 
@@ -25,7 +26,7 @@ def sum_of_sparse(everyone: Communicator, own: torch.Tensor) -> torch.Tensor:
 def _gathered(everyone: Communicator, rows: torch.Tensor, most: int) -> torch.Tensor:
     """Rows of all ranks, as if each had ``most``."""
     mine = rows.new_zeros((most, *rows.shape[1:]))
-    mine[: len(rows)] = rows
+    mine[: len(rows)] = rows  # all-gather takes equally many from each rank
     whole = rows.new_empty((everyone.nranks() * most, *rows.shape[1:]))
     everyone.allgather(mine, whole)
     return whole

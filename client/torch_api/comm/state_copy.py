@@ -28,7 +28,7 @@ UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:
     """A view of its elements, to be read and set: where it is expanded each stands once."""
     found = tensor.detach()
-    if 0 in found.stride() and found.numel():
+    if 0 in found.stride() and found.numel():  # a copy into an expanded tensor would write each element several times
         found = found[tuple(slice(None) if stride else 0 for stride in found.stride())]
     return found
 
@@ -36,8 +36,9 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order. Of
     a tensor on a GPU it is a copy on the host."""
+    # Bytes are copied: a lazy conjugate or sign would get lost.
     plain = elements_of(tensor).resolve_conj().resolve_neg()
-    if not plain.is_cpu:
+    if not plain.is_cpu:  # sends and receives of state go through memory of the host
         plain = plain.contiguous().cpu()
     if not plain.is_contiguous():
         # torch keeps the strides of a tensor without gaps, and chooses others for all that have some.
@@ -65,6 +66,7 @@ class StateCopy:
         """Raises BaguaError on a newcomer at which something else arrived than the first sender has."""
         alike = self._ranks_alike()
         self._senders = _choose_senders(self._session.membership.hosts, alike)
+        # Tensors may differ between ranks: such ones come from the first alone.
         wanted, differing = self._compare(self._rank in alike)
         shares = stripes(self._sizes, len(self._senders), differing)
         if self._newcomer:
@@ -91,6 +93,7 @@ class StateCopy:
         unknown = [UNKNOWN] * len(self._sizes)
         mine = [self._checksum(one) for one in self._bytes] if gives and not self._newcomer else unknown
         first = mine if self._rank == self._senders[0] else unknown
+        # One reduction, MAX, finds the lowest, too, with its sign turned.
         most = largest(self._session, [*mine, *first, *(UNKNOWN if one == UNKNOWN else -one for one in mine)])
         count = len(mine)
         highest, wanted, lowest = most[:count], most[count : 2 * count], most[2 * count :]
@@ -109,6 +112,7 @@ class StateCopy:
             )
         with torch.no_grad():
             for tensor, held in zip(map(elements_of, self._tensors), self._bytes, strict=True):
+                # A copy in order was filled: its elements go to the tensor.
                 if tensor.numel() and held.data_ptr() != tensor.data_ptr():
                     tensor.copy_(held.view(tensor.dtype).view(tensor.shape))
 
@@ -118,7 +122,7 @@ class StateCopy:
         return connection.submit(
             request(
                 connection.kinds[kind],
-                comm=0,
+                comm=0,  # 0: all ranks of the generation, newcomers among them
                 dtype=connection.dtypes["uint8"],
                 count=count,
                 root=peer,
@@ -142,6 +146,7 @@ class StateCopy:
                 self._receive_from(peer, lines.enter_context(_Line(self._session, share)), share)
                 for peer, share in zip(self._senders, shares, strict=True)
             ]
+            # A deque of length 0 runs the generators to their end, and keeps nothing.
             deque(zip_longest(*senders), maxlen=0)  # a pack of each in turn
 
     def _receive_from(self, peer: int, line: _Line, stripe: Sequence[Piece]) -> Iterator[None]:
@@ -173,6 +178,7 @@ class _Line:
             if kind is None:
                 self._wait()
             else:
+                # The first error is the reason: those of other operations follow from it.
                 with suppress(CommunicationError):
                     self._wait()
 
@@ -199,4 +205,5 @@ def _choose_senders(hosts: Sequence[Sequence[int]], whole: Sequence[int]) -> lis
     by_host = [[rank for rank in host if rank in whole] for host in hosts]
     turns = zip_longest(*by_host)
     found = [rank for turn in turns for rank in turn if rank is not None]
+    # The first rank's tensors count where ranks differ.
     return sorted(found[:MOST_SENDERS], key=lambda rank: (rank != min(whole), rank))

@@ -22,7 +22,7 @@ def stripes(sizes: Sequence[int], senders: int, only_first: Collection[int] = ()
     Items of ``only_first`` are not the same at all senders: the first sends them.
     """
     first = sum(sizes[item] for item in only_first)
-    share = -(-sum(sizes) // senders)
+    share = -(-sum(sizes) // senders)  # rounded up: no byte is left over
     room = [max(0, share - first), *[share] * (senders - 1)]
     found: list[list[Piece]] = [[Piece(item, 0, sizes[item]) for item in sorted(only_first) if sizes[item]]]
     found += [[] for _ in range(senders - 1)]
@@ -32,7 +32,7 @@ def stripes(sizes: Sequence[int], senders: int, only_first: Collection[int] = ()
         while begin < size:
             while not room[sender] and sender + 1 < senders:
                 sender += 1
-            end = min(size, begin + room[sender]) if room[sender] else size
+            end = min(size, begin + room[sender]) if room[sender] else size  # the last sender takes all that is left
             found[sender].append(Piece(item, begin, end))
             room[sender] = max(0, room[sender] - (end - begin))
             begin = end
@@ -51,7 +51,7 @@ def packs(pieces: Sequence[Piece], limit: int) -> Iterator[list[tuple[int, Piece
                 pack, place = [], 0
             end = min(piece.end, begin + limit - place)
             pack.append((place, Piece(piece.item, begin, end)))
-            place += -(-(end - begin) // ALIGNMENT) * ALIGNMENT
+            place += -(-(end - begin) // ALIGNMENT) * ALIGNMENT  # each piece begins where any dtype may
             begin = end
     if pack:
         yield pack

@@ -67,6 +67,7 @@ def check_tensor(carried: Carried, name: str = "tensor") -> torch.Tensor:
     tensor = carried if isinstance(carried, torch.Tensor) else getattr(carried, "tensor", None)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(carried).__name__}: pass a torch.Tensor. [BG401]")
+    # The usual case first: all other checks explain why it is not so.
     if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:
         return tensor
     if tensor.layout is not torch.strided:
@@ -90,7 +91,7 @@ def check_alike(send: torch.Tensor, recv: torch.Tensor) -> None:
         )
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)  # asked in each primitive, and the same few times
 def check_reduction(dtype: torch.dtype, op: ReduceOp | int) -> ReduceOp:
     """``op`` as a ReduceOp. Raises ValueError for an unknown number, TypeError where the dtype can't be reduced so."""
     try:
@@ -135,6 +136,7 @@ def transfer(
         dtype, shape = 0, torch.Size()
     else:
         dtype, shape = connection.dtypes[DTYPES[tensor.dtype]], tensor.shape
+    # The core reads elements in a row as they lie in memory.
     source = None if send is None else send if _plain(send) else send.detach().clone(memory_format=CONTIGUOUS)
     target = source if recv is send else recv
     if recv is not None and not _plain(recv):
@@ -186,6 +188,7 @@ def _on_device(
     """``transfer`` on contiguous tensors of one device, at least one: submitted in the order of the current stream,
     which then waits for the result."""
     device = devices(session).of(source if source is not None else target)  # type: ignore[arg-type]
+    # The device would read there what it has written.
     if source is not None and target is not None and not together and _overlap(source, target):
         source = source.clone()
     if source is not None:

@@ -43,7 +43,7 @@ class Backend:
 
     def serve(self, ddp: DistributedModel) -> None:
         """The model whose gradients are marked here, too."""
-        self._ddp = weakref.ref(ddp)
+        self._ddp = weakref.ref(ddp)  # weak: backends outlive models, and models hold their backend
 
     @property
     def idle(self) -> bool:
@@ -84,6 +84,7 @@ class Backend:
             self._in_pass = False
             running, self._running = self._running, []
             count = len(self._buckets)
+            # Other ranks begin the pass at the same bucket.
             self._turn = (self._turn + self._left) % count  # where the pass began
             for bucket in self._buckets:
                 bucket.mark_none()
@@ -151,7 +152,7 @@ class Backend:
         with self._told_of_losses(running):
             join_all(running)
             if running:
-                devices(current()).await_results()
+                devices(current()).await_results()  # on a device ``join_all`` returns before results are there
         return len(running)
 
     @property
@@ -188,7 +189,7 @@ class Backend:
             for bucket in running:
                 bucket.execution.abandon()
             following = units(session)
-            if following.inside:
+            if following.inside:  # the unit repeats it
                 raise
             following.recover(generation)
             following.changes.tell()

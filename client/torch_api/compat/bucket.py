@@ -67,6 +67,7 @@ class BaguaBucket(BucketOperations):
         names = [registration.name for registration in self._registrations]
         super().__init__(name, list(zip(names, tensors, strict=True)), _allocator(now[0]))
         self.dtype, self.device = now[0].dtype, now[0].device
+        # Device meta: shapes and strides without memory.
         self._templates = [tensor.detach().to("meta") for tensor in now]
         self.flatten = flatten
         self.runner: Runner | None = None
@@ -85,7 +86,7 @@ class BaguaBucket(BucketOperations):
         self.set_plan(NOTHING)
         if flatten:
             self.refresh()
-        for registration in self._registrations:
+        for registration in self._registrations:  # weak: the tensor's registration must not keep its bucket
             registration.bucket = weakref.ref(self)
 
     @property
@@ -155,7 +156,7 @@ class BaguaBucket(BucketOperations):
                 for registration, part in zip(self._registrations, self._parts, strict=True):
                     tensor = registration.effective_or_none()
                     if tensor is None:
-                        registration.replace(part.clone())
+                        registration.replace(part.clone())  # a clone: the next step writes over this part
                     else:
                         tensor.copy_(part)
 

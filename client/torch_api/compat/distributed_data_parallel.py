@@ -92,7 +92,7 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
         self.device = next(module.parameters()).device
         self.device_type = self.device.type
         previous = module.__dict__.get("bagua_ddp")
-        if previous is not None and previous.module is module:
+        if previous is not None and previous.module is module:  # a module that was wrapped before would exchange twice
             previous.close()
         self.inner = BaguaDistributedDataParallel(
             module,

@@ -37,6 +37,7 @@ class RegisteredTensors(Guest):
     algorithm's ``init_tensors`` registers it otherwise."""
 
     def __init__(self, ddp: DistributedModel, runner: Runner) -> None:
+        # The model holds its guest: a cycle would keep both until the garbage collector comes.
         self._ddp = weakref.proxy(ddp)
         self._runner = runner
         self.backend = get_backend(ddp.bagua_module_name)

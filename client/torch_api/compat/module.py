@@ -94,6 +94,7 @@ class BaguaModule(torch.nn.Module):
         """
         options = wanted(autotune, tune)
         previous = self.__dict__.get("bagua_ddp")
+        # A copy of the module has the attribute, too, and is wrapped anew.
         if previous is not None and previous.module is self:
             previous.close()
         name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")

@@ -322,7 +322,7 @@ class BucketOperations(PlanBucket):
         label = self._new_slot(name)
         flat = self.slot(label)
         flat.copy_(tensor.detach().reshape(-1))
-        tensor.data = flat.view(tensor.shape)
+        tensor.data = flat.view(tensor.shape)  # ``data``: the program's tensor object stays the same
         return label
 
     @contextmanager
@@ -340,11 +340,11 @@ class BucketOperations(PlanBucket):
             for tensor, view in zip(self.tensors, views, strict=True):
                 if tensor.grad is None:
                     view.zero_()
-                elif tensor.grad is not view:
+                elif tensor.grad is not view:  # the function may have put another tensor there
                     view.copy_(tensor.grad)
         finally:
             for tensor, gradient in zip(self.tensors, before, strict=True):
-                tensor.grad = gradient
+                tensor.grad = gradient  # contributions are the program's own: they come back as they were
 
 
 class DecentralizedOperation:
@@ -425,7 +425,7 @@ class AsynchronousOperation:
         with self._lock:
             self._snapshot = bucket.flattened_tensor()
         shared[: bucket.elements] = self._snapshot
-        shared[bucket.elements] = 1 if self._aborted else 0
+        shared[bucket.elements] = 1 if self._aborted else 0  # the mean of these is 1 when all ranks have aborted
 
     def apply(self, bucket: BucketOperations) -> None:
         """Last step: adds the mean's difference to the snapshot."""

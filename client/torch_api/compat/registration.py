@@ -157,5 +157,5 @@ def _holds_nothing(function: Callable[..., Any] | None) -> bool:
 
 def _forget(known: dict[int, Registration], number: int, gone: weakref.ref[torch.Tensor]) -> None:
     """Called at the end of a tensor, which may be the end of the interpreter, too."""
-    if number in known and known[number]._tensor is gone:
+    if number in known and known[number]._tensor is gone:  # the id may belong to a new tensor already
         del known[number]

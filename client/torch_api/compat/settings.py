@@ -62,7 +62,7 @@ def _seconds(name: str, default: float) -> float:
         found = float(text) if text else default
     except ValueError:
         found = math.nan
-    if not 0 <= found < math.inf:
+    if not 0 <= found < math.inf:  # NaN fails the comparison, too
         raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number of seconds. [BG106]")
     return found
 

@@ -39,7 +39,7 @@ def bagua_get_intra_node_communicator(self: Any) -> Communicator:
 
 def install() -> None:
     """Gives ``torch.distributed.ProcessGroup`` these methods. Idempotent."""
-    if not distributed.is_available():
+    if not distributed.is_available():  # torch may be built without it
         return
     group: Any = distributed.ProcessGroup
     group.bagua_pg = property(bagua_pg)

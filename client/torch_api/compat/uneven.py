@@ -63,7 +63,7 @@ def join(
 
 def _wrapped(model: Any) -> DistributedModel:
     found = model
-    for name in ("inner", "bagua_ddp"):
+    for name in ("inner", "bagua_ddp"):  # a DistributedDataParallel, and a module after with_bagua
         if not isinstance(found, DistributedModel):
             found = getattr(model, name, found)
     if not isinstance(found, DistributedModel):

@@ -64,7 +64,7 @@ def apply_flattened_call(
         flat = get_flattened_tensor(bucket)
         call(flat, *(extra_args or ()))
         if call is dist.all_reduce:
-            flat /= dist.get_world_size()
+            flat /= dist.get_world_size()  # as in the original
         for tensor, result in zip(bucket, unflatten(flat, bucket), strict=True):
             tensor.copy_(result)
 
@@ -106,6 +106,7 @@ def average_by_removing_extreme_values(raw_score_list: Sequence[float]) -> tuple
     kept = [float(score) for score in raw_score_list[len(raw_score_list) // WARM_UP_SHARE :]]
     for _ in range(MOST_ROUNDS):
         mean, deviation = statistics.fmean(kept), statistics.pstdev(kept)
+        # Equal values have no deviation: all are kept then.
         kept = [score for score in kept if abs(score - mean) < deviation] or kept
         if statistics.pstdev(kept) < statistics.fmean(kept):
             break

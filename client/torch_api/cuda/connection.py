@@ -141,7 +141,7 @@ class CudaConnection:
         missing = dict(self._leg.capabilities()["why_not"])
         if self._no_kernels:
             missing["kernels"] = self._no_kernels
-        if missing and self.membership.local_rank == 0:
+        if missing and self.membership.local_rank == 0:  # one rank of a host says it for all
             reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
             LOG.warning("CUDA tensors go without %s (%s). `bagua doctor` says more.", " and ".join(missing), reasons)
 
@@ -215,7 +215,7 @@ class CudaConnection:
             ticket = leg.submit(**native, stream=stream)
         except self._error as error:
             raise self._translate(error) from None
-        self._in_use[ticket] = src, dst
+        self._in_use[ticket] = src, dst  # torch must not give this memory to other tensors meanwhile
         return ticket
 
     def done(self, ticket: int) -> bool:

@@ -15,7 +15,7 @@ class Devices:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._open: dict[int, CudaConnection] = {}
-        session.close_first(self._close)
+        session.close_first(self._close)  # before the connection, on which the leg depends
 
     def of(self, tensor: torch.Tensor) -> CudaConnection:
         """The connection for tensors of this one's device. Raises BuildError or BaguaError that names a

@@ -55,6 +55,7 @@ class Gate:
         over in their order."""
         comm = operation["comm"]
         barrier = request(self._host.kinds["barrier"], comm=comm, dtype=self._host.dtypes["uint8"], count=0)
+        # The daemon's barrier: it is over when all members have begun.
         held = _Held(comm, self._host.submit(barrier), hand_over)
         number = next(self._numbers)
         with self._changed:
@@ -127,7 +128,7 @@ class Gate:
         while not self._closed:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
-                queue = list(self._queue)
+                queue = list(self._queue)  # a copy: other threads add to the queue meanwhile
             if self._look(queue):
                 pause = FIRST_LOOK_S
                 continue
@@ -155,13 +156,13 @@ class Gate:
 
     def _hand(self, held: _Held) -> None:
         with self._changed:
-            if held.over:
+            if held.over:  # dropped while this thread looked
                 return
-            held.handing = True
+            held.handing = True  # from here on ``drop`` leaves it to this thread
         ticket, error = None, None
         try:
             self._host.wait(held.arrival)
-            ticket = held.hand_over()
+            ticket = held.hand_over()  # without the lock: it may wait in the driver
         except Exception as raised:  # the caller of ``await_ticket`` gets it, whatever it is
             error = raised
         with self._changed:

@@ -94,7 +94,7 @@ class _EventClock:
     def __init__(self, index: int) -> None:
         self._index = index
         event = self._record()
-        event.synchronize()
+        event.synchronize()  # the host learns the time of this moment when it has passed
         self.anchor = event, time.monotonic_ns()
 
     def _record(self) -> torch.cuda.Event:

@@ -78,6 +78,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
 
     def _use(self, costs: torch.Tensor) -> None:
         self.costs = costs
+        # The original's formula: noise is below this number.
         self.random_number = int((costs.max() - costs.min()).item() * self._level + 1)
         self._sorted: torch.Tensor | None = None
 
@@ -109,6 +110,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
     def _chunks(self, order: torch.Tensor, replicas: int) -> torch.Tensor:
         count = self._per_rank(len(order), replicas)
         if count * replicas > len(order):
+            # The cheapest samples fill the last chunk, as in the original.
             order = torch.cat([order, order[torch.arange(count * replicas - len(order)) % len(order)]])
         return order[: count * replicas].view(count, replicas)
 
@@ -234,7 +236,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         return [list(islice(cycle(batches), max(counts))) for batches in made]
 
     def _batches_of(self, indices: list[int], rank: int) -> Batches:
-        before = random.getstate()
+        before = random.getstate()  # random numbers of the program go on as if none had been drawn here
         with torch.random.fork_rng(devices=[]):
             seed = (self.seed + self.epoch) * self.num_replicas + rank
             torch.default_generator.manual_seed(seed)

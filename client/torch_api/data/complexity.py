@@ -52,7 +52,7 @@ def costs_of(dataset: Any, cost: Cost, name: str) -> torch.Tensor:
 
 
 def _gathered(source: Iterable[Any], name: str) -> torch.Tensor:
-    gathered = array("d")
+    gathered = array("d")  # array: eight bytes each; a list of Python's numbers takes several times as much
     try:
         gathered.extend(source)
     except (TypeError, OverflowError) as error:
@@ -60,6 +60,7 @@ def _gathered(source: Iterable[Any], name: str) -> torch.Tensor:
             f"{name} gave no number for sample {len(gathered)} ({error}): it must give one number for each sample. "
             "[BG702]"
         ) from error
+    # A clone: the tensor would keep the array from growing.
     return torch.frombuffer(gathered, dtype=torch.float64).clone() if gathered else torch.empty(0, dtype=torch.float64)
 
 
@@ -104,6 +105,7 @@ def balanced_order(costs: torch.Tensor, chunk: int, random: torch.Generator) -> 
     """Orders all samples in chunks of like costs, which come in random order. The dearest ones, if they fill no chunk,
     come last.
     """
+    # Shuffled before it is sorted: the sort is stable, and equal costs come in another order in each epoch.
     shuffled = torch.randperm(len(costs), generator=random)
     order = shuffled[rising(costs[shuffled])]
     whole = len(order) // chunk * chunk

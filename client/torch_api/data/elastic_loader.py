@@ -65,7 +65,7 @@ class ElasticLoader:
         try:
             yield from self._batches()
         finally:
-            self._loading = None
+            self._loading = None  # workers of an iteration that was left end with it
             with self._calm:
                 self._over()
 
@@ -74,7 +74,7 @@ class ElasticLoader:
         while True:
             self._between_steps()
             with self._calm:
-                if course.epoch != epoch:
+                if course.epoch != epoch:  # another thread, or ``epochs``, has ended the epoch
                     return
                 if course.batch() is None:
                     course.end_epoch()
@@ -87,7 +87,7 @@ class ElasticLoader:
         """The next batch of this rank. There is one."""
         while True:
             if self._loading is None:
-                self._ahead.clear()
+                self._ahead.clear()  # a new iteration of the DataLoader begins with the batch that comes next
                 self._loading = iter(self._loader)
             try:
                 loaded = next(self._loading)
@@ -113,7 +113,7 @@ class _Ahead:
 
     def arrived(self) -> bool:
         """The oldest batch that was asked for has been loaded. False: it is not the next one any more."""
-        self._look()
+        self._look()  # membership may have changed while workers loaded
         self._asked.popleft()
         if not self._outdated:
             return True
@@ -122,6 +122,7 @@ class _Ahead:
 
     def _look(self) -> None:
         if self._version != self._course.version:
+            # Batches that are on their way were asked for with the shares of before.
             self._version = self._course.version
             self._outdated = len(self._asked)
 
@@ -130,6 +131,7 @@ class _Ahead:
             self._look()
             if self._course.epoch != self._epoch:
                 return
+            # Those on their way that still count come first.
             batch = self._course.batch(len(self._asked) - self._outdated)
             if batch is None:
                 return

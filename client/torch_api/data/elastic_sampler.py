@@ -58,6 +58,7 @@ class ElasticSampler:
         complexity_fn: Cost | None = None,
     ) -> None:
         costs = None if complexity_fn is None else costs_of(dataset, complexity_fn, "complexity_fn")
+        # Members compare checksums: the costs themselves may be millions of numbers.
         sum_of_costs = "" if costs is None else digest(costs)
         setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed, sum_of_costs)
         self.dataset = dataset
@@ -86,9 +87,9 @@ class ElasticSampler:
             self._units.join()
         while (epoch := self._course.epoch) < count:
             yield epoch
-            if self._course.epoch == epoch:
+            if self._course.epoch == epoch:  # the loop took no batch, or not all
                 self._course.end_epoch()
-        if (unused := self._course.opening) and self._session.membership.rank == 0:
+        if (unused := self._course.opening) and self._session.membership.rank == 0:  # one rank says it for all
             LOG.warning("%d samples, fewer than there are ranks, were left at the end, and are not used.", len(unused))
 
     def loader(self, **options: Any) -> ElasticLoader:
@@ -106,7 +107,7 @@ class ElasticSampler:
 
     def _between_steps(self) -> None:
         assert self._units is not None
-        if self._course.given:  # the loop gathers several batches for a step
+        if self._course.given:  # the loop gathers several batches for a step: ranks are not between two
             return
         if self._session.newcomer:  # its loop did not ask for ``epochs``
             self._units.join(marked=True)

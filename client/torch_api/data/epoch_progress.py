@@ -56,7 +56,7 @@ class Setting:
                 f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks. [BG701]"
             )
         each, more = divmod(self.global_batch, ranks)
-        return tuple(each + (rank < more) for rank in range(ranks))
+        return tuple(each + (rank < more) for rank in range(ranks))  # the first ranks get the remainder
 
     def order(self, epoch: int, opening: Sequence[int], costs: torch.Tensor | None = None, chunk: int = 1) -> list[int]:
         """Indices of samples in the order of that epoch; ``opening`` come first. With ``costs``, float64 of shape
@@ -121,6 +121,7 @@ class Course:
     def left(self) -> int:
         """Rounds of this epoch that this member has not been given; those at the end are smaller."""
         more, size = self._progress.left, sum(self._progress.shares)
+        # One round more than there are full ones: the last ones are smaller.
         return max(0, len(self._progress.rounds(self.given + 1 + -(-more // size))) - self.given)
 
     @property
@@ -144,7 +145,7 @@ class Course:
 
     def commit(self) -> None:
         """Commits a step of all members: the batches that they were given are used."""
-        if self._counted:
+        if self._counted:  # hear() has committed it: other members had done so
             self._counted = 0
             return
         self._commit(self.given)
@@ -158,6 +159,7 @@ class Course:
         """Ends the epoch. Samples that are left open the next one if they are fewer than ranks; else all ranks have
         given up this epoch, and they are not used in it."""
         self._commit(self.given)
+        # A whole round that is left: the loop gave the epoch up.
         self.opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
         self.epoch += 1
         self._begin(self._progress.members)
@@ -199,13 +201,14 @@ class Course:
                     f"ElasticSampler differs between members: {setting} on this one, {other['setting']} on member "
                     f"{member}. All ranks make it with the same arguments. [BG603]"
                 )
+        # The one that is furthest: what it has committed is committed on all.
         first = max((state for _, state in told.values()), key=itemgetter("generation", "epoch", "committed"))
         given = {member: _given(*told[member], first) if member in told else 0 for member in members}
         own = given[self.member]
-        self._counted += self.given - own
+        self._counted += self.given - own  # batches that others have committed: the next ``commit`` here is theirs
         self._adopt(first)
         self.given = own
-        change = self._change_of_weight(members)
+        change = self._change_of_weight(members)  # before shares change: it asks who had which batch
         self._progress = self._progress.regroup(members, self.setting.shares(len(members)), given)
         self._generation = generation
         self.version += 1
@@ -233,8 +236,10 @@ class Course:
     def make_room(self, document: Any, own: Any) -> Kept:
         """Makes the epoch go on with the present members, and with all samples that no committed batch had."""
         members, generation = self._progress.members, self._generation
+        # ``hear`` wants the settings and the generation of now.
         state = {**document, "setting": asdict(self.setting), "generation": generation}
         self.given = 0
+        # Those of the checkpoint are gone: each held nothing.
         self.hear({member: (0, state) for member in document["progress"]["members"]}, members, generation)
         return Kept(None)
 
@@ -267,6 +272,6 @@ def _weight(batches: Sequence[Batch], rank: int) -> float:
 
 def _given(given: int, state: Mapping[str, Any], first: Mapping[str, Any]) -> int:
     """Batches that the member of ``state`` was given and that the member of ``first`` has not committed with it."""
-    if state["epoch"] < first["epoch"]:
+    if state["epoch"] < first["epoch"]:  # that epoch is over on the others
         return 0
     return given - (int(first["committed"]) - int(state["committed"]))

@@ -29,6 +29,7 @@ class Measurements:
 
     def __init__(self, length: int, sizes: torch.Tensor | None) -> None:
         self.costs = torch.zeros(length, dtype=torch.float64) if sizes is None else sizes
+        # About 1: squares of large sizes would make the equations ill-conditioned.
         self._sizes = sizes / sizes.mean().clamp_min(1e-300) if sizes is not None else None
         self._sums = torch.zeros(FEATURES, FEATURES + 1, dtype=torch.float64)
         self._own: dict[int, float] = {}  # costs of samples that this rank has measured since the last exchange
@@ -41,13 +42,13 @@ class Measurements:
         for number, batch in enumerate(loader):
             began = now()
             yield batch
-            if self._warm:
+            if self._warm:  # the first one warms up: it took longer than its samples cost
                 self.record(indices[number * size : (number + 1) * size], now() - began)
             self._warm = True
 
     def record(self, indices: torch.Tensor, seconds: float) -> None:
         """A batch of these samples took so long. Takes effect with the next ``exchange``."""
-        microseconds = max(0.0, seconds) * 1e6
+        microseconds = max(0.0, seconds) * 1e6  # a clock of the program's may go back
         if not len(indices):
             return
         if self._sizes is not None:
@@ -73,7 +74,7 @@ class Measurements:
         if self._own:
             indices = torch.tensor(list(self._own), dtype=torch.int64)
             found[0, indices] = torch.tensor(list(self._own.values()), dtype=torch.float64)
-            found[1, indices] = 1.0
+            found[1, indices] = 1.0  # how many ranks have measured the sample
             self._own.clear()
         total, count = _summed(found)
         if not bool(count.any()):
@@ -86,7 +87,7 @@ class Measurements:
         weights = _least_squares(sums[:, :FEATURES], sums[:, FEATURES])
         if weights is None:
             return False
-        self.costs = weights[0] + self._sizes * (weights[1] + self._sizes * weights[2])
+        self.costs = weights[0] + self._sizes * (weights[1] + self._sizes * weights[2])  # Horner's scheme
         return True
 
 
@@ -106,6 +107,7 @@ def _least_squares(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor | 
     for count in range(1, FEATURES + 1):
         for chosen in map(list, combinations(range(FEATURES), count)):
             part = matrix[chosen][:, chosen]
+            # Driver gelsd: the matrix may be singular, as with samples of one size.
             found = torch.linalg.lstsq(part, right[chosen].unsqueeze(1), driver="gelsd").solution.squeeze(1)
             loss = float(found @ part @ found / 2 - right[chosen] @ found)
             if bool((found >= 0).all()) and loss < 0 and (best is None or loss < best[0]):

@@ -24,6 +24,7 @@ def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     BaguaError where they are not given and nothing is initialised.
     """
     if num_replicas is None or rank is None:
+        # A program may share out among the ranks of torch.distributed alone.
         if not is_initialized() and distributed.is_available() and distributed.is_initialized():
             found = distributed.get_world_size(), distributed.get_rank()
         else:
@@ -45,8 +46,9 @@ class Legs:
         """``told``: by ``to_json``, of a job with as many ranks, or others."""
         self.replicas = replicas
         self.given = 0
+        # A leg in which nothing was given changes nothing.
         self.before = [(ranks, given) for ranks, given in told if given]
-        if self.before and self.before[-1][0] == replicas:
+        if self.before and self.before[-1][0] == replicas:  # as many ranks as before: the leg goes on
             self.given = self.before.pop()[1]
 
     def to_json(self) -> list[list[int]]:
@@ -83,7 +85,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         self._length = length
         self._legs = Legs(self.num_replicas)
         self._resumed = False
-        if is_initialized():
+        if is_initialized():  # checkpoints of the job hold it
             keepers(current()).add("sampler of shares", self)
 
     @abstractmethod
@@ -104,6 +106,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         if not self._resumed:
             self._restart()
         self._resumed = False
+        # Not a generator: the position is settled when the iteration begins, not at its first item.
         return self._walk(self._legs, self._items(self._legs))
 
     def _walk(self, legs: Legs, items: Iterator[Item]) -> Iterator[Item]:
@@ -117,7 +120,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         because they ask the sampler ahead of time. Without it all that the sampler has given out count."""
         legs = self._legs.to_json()
         if given is not None:
-            legs[-1][1] = given
+            legs[-1][1] = given  # workers of a DataLoader have asked for more than was used
         return {"epoch": self.epoch, "seed": self.seed, "length": self._length, "legs": legs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class Progress:
     cursor: int = 0
     returned: tuple[int, ...] = ()
     held: Mapping[int, tuple[Batch, ...]] = field(default_factory=dict)
-    split: Split | None = field(default=None, compare=False, repr=False)
+    split: Split | None = field(default=None, compare=False, repr=False)  # two partial functions are never equal
     last: bool = False  # no other epoch follows: the last rounds share what is left, alike or not
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Progress:
         sizes = _sizes(self, number, taken)
         if sizes is None:
             return None
-        if not sizes[rank]:
+        if not sizes[rank]:  # it holds a batch of that round already
             return self.held[member][number]
         if self.split is not None:
             return _parts(self, taken, sizes)[rank]
@@ -93,7 +93,9 @@ class Progress:
             if given[member]
         }
         kept = set(_positions(held))
+        # Batches that survivors hold may lie beyond the cursor.
         reached = max([self.cursor, *(position + 1 for position in kept)])
+        # All below it that nobody holds comes next.
         back = {*self.returned, *_positions(self.held), *range(self.cursor, reached)} - kept
         return Progress(
             self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split, self.last
@@ -101,6 +103,7 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields but ``split``, in JSON's types."""
+        # A function is no plain data: each rank has its own.
         names = ("length", "members", "shares", "cursor", "returned", "held")
         return {name: getattr(self, name) for name in names}
 

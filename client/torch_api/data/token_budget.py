@@ -93,11 +93,12 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
     def _steps(self, legs: Legs) -> Steps:
         """Cuts the steps of the last leg."""
         key = self.epoch, legs.before
-        if self._made is not None and self._made[0] == key:
+        if self._made is not None and self._made[0] == key:  # the program asks for its length, and then iterates
             return self._made[1]
         generator = torch.Generator(device="cpu")
         generator.manual_seed(self.seed + self.epoch)
         if self.shuffle:
+            # Shuffled before it is sorted: equal costs come in another order in each epoch.
             order = torch.randperm(self._length, generator=generator)
             order = order[rising(self.costs[order])]
         else:
@@ -124,6 +125,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
         table = torch.arange(len(begins)).view(-1, replicas)
         if self.shuffle:
             table = table[torch.randperm(len(table), generator=generator)]
+            # Which rank gets which batch of a step is random, too.
             turns = torch.rand(table.shape, generator=generator).argsort(1)
             table = table.gather(1, turns)
         return Steps(order, begins, ends, table)
@@ -149,7 +151,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
                 else:
                     whole.append(half)
         found = sorted(whole + [(begin, end) for _, begin, end in queue])
-        return list(islice(cycle(found), wanted))
+        return list(islice(cycle(found), wanted))  # batches of one sample can't be halved: some come twice
 
     def _cost(self, costs: torch.Tensor, begin: int, end: int) -> float:
         return float(costs[end - 1] * (end - begin) if self.padded else costs[begin:end].sum())
@@ -167,7 +169,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
 def _walked(following: torch.Tensor) -> torch.Tensor:
     """0, following[0], following[following[0]] and so on, below the length of ``following``."""
     found, at, end = [], 0, len(following)
-    for base in range(0, end, BLOCK):
+    for base in range(0, end, BLOCK):  # blocks of Python's integers: quick to read, and little memory
         block = following[base : base + BLOCK].tolist()
         while at < base + len(block):
             found.append(at)
@@ -190,5 +192,6 @@ def _furthest_padded(costs: torch.Tensor, budget: float) -> torch.Tensor:
     """
     ends = torch.arange(1, len(costs) + 1)
     # The earliest begin of a batch with each end. It rises with the end, so the furthest end can be looked up.
+    # A cost of 0 makes the quotient infinite.
     earliest = ends - (budget / costs).clamp_max(len(costs)).floor().to(torch.int64)
     return torch.searchsorted(earliest, ends - 1, right=True)

@@ -36,6 +36,7 @@ def follow(session: Session) -> None:
 def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
     """Shares the sampler's next epoch out among so many ranks."""
     epoch = sampler.epoch
+    # torch computes lengths in ``__init__``; it sets the epoch back to 0.
     DistributedSampler.__init__(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
     sampler.epoch = epoch
 
@@ -56,6 +57,7 @@ class Course:
 
     def at(self, epoch: int) -> Members:
         """The members that share out this epoch, counted from 1."""
+        # The newest change before that epoch.
         return next((members for after, members in reversed(self.changes) if after < epoch), self.members)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +76,7 @@ class Course:
             self.lost = [(one, rank, count) for one, rank, count in first["lost"]]
         known = {rank for one, rank, _ in self.lost if one == epoch}
         gone = [rank for rank, one in enumerate(self.at(epoch)) if one not in members and rank not in known]
-        if epoch:
+        if epoch:  # nothing was lost where no epoch had begun
             self.lost += [(epoch, rank, steps) for rank in gone]
         self.changes.append((epoch, members))
         return bool(gone and epoch)
@@ -127,23 +129,27 @@ class TorchSamplers:
         """Samples of lost ranks in the epoch before, as far as they were not trained on."""
         missed: list[int] = []
         for epoch, rank, steps in course.lost:
-            if epoch == course.begun and course.trains:
+            if epoch == course.begun and course.trains:  # a validation trains on nothing, so it misses nothing
+                # A copy: the sampler itself shares out the next epoch.
                 theirs, ranks = copy.copy(sampler), len(course.at(epoch))
                 theirs.epoch = course.number
                 share_out(theirs, ranks, rank)
                 part = [*_part(course.opening, ranks, rank, sampler.drop_last), *_ITERATE(theirs)]
+                # Its steps of all steps: so many of its samples were trained on.
                 missed += part[len(part) * steps // course.steps :]
         return missed
 
     def _adopt(self, sampler: DistributedSampler[Any]) -> Course | None:
         own = self._session.membership.member
         places = [self._members, *(members for _, members, _ in self._heard)]
+        # It shares out among some of the ranks: its epochs are the program's own matter.
         if (sampler.num_replicas, sampler.rank) not in [
             (len(members), members.index(own)) for members in places if own in members
         ]:
             return None
         course, number = Course(self._members), len(self._courses)
         for told, members, new in self._heard:
+            # Changes that came before the program made it.
             course.change([one[number] for one in told if len(one) > number], members, new)
         self._courses.append(course)
         self._of[sampler] = course
@@ -172,6 +178,7 @@ class TorchSamplers:
             course.change([one[number] for one in courses if len(one) > number], tuple(members), new)
             for number, course in enumerate(self._courses)
         ]
+        # One rank says it for all, once.
         if any(lost) and not self._told and self._session.membership.rank == min(self._session.membership.active):
             self._told = True
             LOG.warning(
@@ -200,13 +207,14 @@ _SET_EPOCH = DistributedSampler.set_epoch
 
 def _install() -> None:
     """Samplers ask the session, wherever a program makes them."""
-    if DistributedSampler.__iter__ is _ITERATE:
+    if DistributedSampler.__iter__ is _ITERATE:  # once in a process: sessions may follow each other
         DistributedSampler.__iter__ = _iterate  # type: ignore[method-assign]
         DistributedSampler.set_epoch = _set_epoch  # type: ignore[method-assign, assignment]
 
 
 def _of_session(sampler: DistributedSampler[Any]) -> tuple[TorchSamplers, Course] | None:
     session = CURRENT.session
+    # A worker of a DataLoader, or another child, is no rank.
     if session is None or not session.elastic or session.pid != os.getpid():
         return None
     samplers = session.keep(TorchSamplers)
@@ -220,7 +228,7 @@ def _iterate(sampler: DistributedSampler[Any]) -> Iterator[Any]:
         return _ITERATE(sampler)
     samplers, course = found
     opening = samplers.begin_epoch(sampler, course)
-    rest = _ITERATE(sampler)
+    rest = _ITERATE(sampler)  # here, and not in the generator, whose body runs at the first sample
     sampler.num_samples += len(opening)  # for len(): torch compares its own part with it
     return _walk(course, course.begun, chain(opening, rest))
 
@@ -237,4 +245,4 @@ def _set_epoch(sampler: DistributedSampler[Any], epoch: int) -> None:
     _SET_EPOCH(sampler, epoch)
     if (found := _of_session(sampler)) is not None:
         opening, _ = found[0].share_out_next(sampler, found[1])
-        sampler.num_samples += len(opening)
+        sampler.num_samples += len(opening)  # for len(): loops ask for it before they iterate

@@ -235,6 +235,7 @@ class HostConnection:
         """Marks a block in which this thread enters generations. At its end that of ``membership`` is settled."""
         with self.steady(0):
             yield
+            # Only where the block ended well: another thread's operations stay refused.
             self.settled = self.membership.generation
 
     @property
@@ -253,7 +254,7 @@ class HostConnection:
 
     def generation_is_over(self) -> bool:
         """Returns True if the present generation has ended before the next one was entered, or the job has."""
-        return self.elastic and bool(self._rank.error())
+        return self.elastic and bool(self._rank.error())  # members of other jobs never change: the core is not asked
 
     def planned(self) -> int:
         """The newest generation that was announced: all enter it after the same step."""
@@ -337,6 +338,7 @@ class HostConnection:
         try:
             waited = self.first_warning_s
             generation = getattr(self._thread, "generation", self.settled)
+            # The usual case is one call of the core: it is over before the first warning.
             pending = self._rank.transfer(*request, timeout_s=waited, generation=generation)
             if pending is not None:
                 self._wait_on(pending.wait, waited)
@@ -365,7 +367,7 @@ class HostConnection:
         limit = min(self._wait_limit_s if ends else math.inf, getattr(self._thread, "patience", math.inf))
         try:
             who = self._describe_waits()
-        except ServiceError as error:
+        except ServiceError as error:  # the daemon may be gone: the wait goes on, and the core tells when that is over
             who = f"The node daemon can't say for whom: {error}"
         waiting = " ".join(filter(None, (who, more)))
         if waited >= limit:

@@ -60,8 +60,10 @@ def words_of(error: BaseException, depth: int = 0) -> str:
 
 def _cut(text: str) -> str:
     """Escapes characters that UTF-8 or C++ can't hold, and leaves out the middle of a long text."""
+    # Surrogates can't be encoded, and C++ ends a text at a zero.
     text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     if len(text.encode()) > MOST_WORDS:
+        # The end has the cause, most often: it is kept, too.
         head, tail = text.encode()[: MOST_WORDS * 3 // 4], text.encode()[-MOST_WORDS // 5 :]
         text = f"{head.decode(errors='ignore')} … {tail.decode(errors='ignore')}"
     return text
@@ -79,6 +81,7 @@ def end_by(error: BaseException | None) -> End:
     if error.code is None or error.code == 0:
         return GOOD_ORDER
     code = error.code if isinstance(error.code, int) else _repr(error.code)
+    # ``raise SystemExit from None`` hides what came before.
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     after = f" after {words_of(before)}" if before is not None else ""
     return End(_cut(f"sys.exit({code})" + after) + killed, bool(killed))
@@ -96,8 +99,9 @@ def _killed_below(error: BaseException) -> str:
     processes."""
     if not any(_is_about_processes(one) for one in _chain(error)):
         return ""
-    for one in gc.get_objects():
+    for one in gc.get_objects():  # no module lists the processes that were started: the collector knows all objects
         code = None
+        # ``isinstance`` would ask for ``__class__``, which a proxy computes.
         if issubclass(type(one), multiprocessing.process.BaseProcess):
             code = _exit_code(one)
         elif issubclass(type(one), subprocess.Popen):
@@ -119,7 +123,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     waiting: list[BaseException | None] = [error]
     while waiting:
         one = waiting.pop()
-        if one is None or id(one) in seen:
+        if one is None or id(one) in seen:  # causes may form a circle
             continue
         seen.add(id(one))
         yield one
@@ -152,6 +156,7 @@ class ProgramWatch:
         self._root = _outermost(sys._current_frames()[threading.main_thread().ident or 0])
         if self._hook is None:
             csrc.load().on_system_exit(self._note_exit)
+        # Another library may have put the interpreter's own back.
         if self._hook is None or sys.excepthook is sys.__excepthook__:
             before = self._hook = sys.excepthook
 
@@ -164,6 +169,7 @@ class ProgramWatch:
             sys.excepthook = hook
 
     def _note_exit(self, error: SystemExit) -> None:
+        # A SystemExit of another thread ends that thread alone.
         if threading.current_thread() is threading.main_thread():
             handled = sys.exception()
             if error.__context__ is None and handled is not error:
@@ -172,8 +178,10 @@ class ProgramWatch:
 
     def _note_uncaught(self, error: BaseException) -> None:
         """Programs call the hook, too, and prompts go on."""
+        # A prompt, as of ``python -i``.
         if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
             return
+        # Inside the program, its own code has called the hook.
         if _outermost(sys._getframe()) is not self._root and self._on_end is not None:
             self._uncaught = end_by(error)
             self._on_end(self._uncaught)
@@ -185,7 +193,9 @@ class ProgramWatch:
             return GOOD_ORDER
         if self._uncaught is not None:
             return self._uncaught
+        # 3.12 has last_exc; older ones last_value.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        # It has passed the outermost frame: it ends the program.
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is root:
             return end_by(error)  # somebody else's hook has taken it
         return self._exit

@@ -43,6 +43,7 @@ def show() -> None:
     for name, value in _Place.told.items():
         before = os.environ.get(name)
         if value and value != before:
+            # A second session keeps what was there before the first.
             _Place.shown[name] = (_Place.shown[name][0] if name in _Place.shown else before, value)
             os.environ[name] = value
     _Place.shown_in = os.getpid()
@@ -51,8 +52,9 @@ def show() -> None:
 def clear_place() -> None:
     """Forgets the place, when the session has ended or another one begins in a fork of its process. The environment
     is as before, but for variables that a program has changed since."""
+    # A forked child must not change what it has inherited.
     for name, (before, value) in _Place.shown.items() if _Place.shown_in == os.getpid() else ():
-        if os.environ.get(name) == value:
+        if os.environ.get(name) == value:  # the program has set it anew: that stays
             del os.environ[name]
             if before is not None:
                 os.environ[name] = before
@@ -170,6 +172,7 @@ def get_wait_timeout() -> float:
 def find_free_network_port() -> int:
     """A TCP port of this machine that was free a moment ago. If possible one that the system gives to no connection by
     itself, so that it stays free until it is used."""
+    # 0: whichever the system chooses, at last.
     for port in (*random.SystemRandom().sample(range(10000, _first_given_port()), 64), 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind(("", port))
@@ -184,4 +187,4 @@ def _first_given_port() -> int:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         first = 32768
-    return max(first, 10064)
+    return max(first, 10064)  # 64 ports are sampled from 10000 on

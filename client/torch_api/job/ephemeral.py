@@ -138,6 +138,7 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
         except BaguaError as error:
             meeting.fail(str(error))
             raise
+        # The attempt has ended well: errors from here on are this rank's own.
         session = _join_daemon(path, job_id, rank)
         if rank == 0 and place.nnodes > 1 and Lifeline.held is not None:
             Lifeline.held.tell_joined(job_id)
@@ -173,6 +174,7 @@ def _rendezvous() -> Store:
     """The store of env:// rendezvous; of torch.distributed's own process group where the environment does not name
     one."""
     missing = [name for name in SOCKET_VARIABLES if not os.environ.get(name)]
+    # Its store is there already: nobody has to listen at another port.
     if missing and distributed.is_available() and distributed.is_initialized():
         return distributed.distributed_c10d._get_default_store()
     if missing:
@@ -194,7 +196,7 @@ def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
     """Ranks per host, as rank 0 says: its LOCAL_WORLD_SIZE; where that is absent, the ranks tell it on which host they
     are. The environment of another rank alone can't be asked: it may be about a former world."""
     mine = environment.read_int("LOCAL_WORLD_SIZE", 0)
-    meeting.publish(f"host/{rank}", name=_host_identity())
+    meeting.publish(f"host/{rank}", name=_host_identity())  # rank 0 may have no LOCAL_WORLD_SIZE, and counts hosts then
     if rank == 0:
         local = mine or _count_hosts(world_size, meeting)
         if local < 1 or world_size % local:
@@ -202,6 +204,7 @@ def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
         meeting.publish("local", size=local)
         return Place(rank, world_size, local)
     told = meeting.ask("local", "Rank 0").get("size")
+    # The size comes from the store, to which others may write.
     if not isinstance(told, int) or told < 1 or world_size % told or mine not in (0, told):
         raise ConfigError(
             f"LOCAL_WORLD_SIZE={mine or ''} of rank {rank}, but rank 0 counts {told!r:.20} ranks on each host: set the "
@@ -225,6 +228,7 @@ def _host_identity() -> str:
     """Returns the same text on all processes of a host, and another one elsewhere. Containers have host names of their
     own."""
     try:
+        # boot_id is the same in all containers of a machine: their host names tell them apart.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = ""
@@ -259,9 +263,9 @@ def _lead_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
     job_id = None
     if held is not None:
         known = [meeting.ask(f"holds/{host}", place.first_rank(host)).get("job") for host in others]
-        if all(job == held.first_job for job in known):
+        if all(job == held.first_job for job in known):  # one host may have been in another cluster
             job_id = held.ask_job(place.local_world_size, START_DEADLINE_S)
-    meeting.publish("plan", again=job_id is not None)
+    meeting.publish("plan", again=job_id is not None)  # told in any case: the other hosts wait for it
     if held is None or job_id is None:
         return False
     meeting.publish("ready/0", socket=held.daemon)

@@ -54,7 +54,7 @@ class Lifeline:
             return None
         try:
             cls.held._end.setblocking(False)
-            cls.held._end.recv(1, socket.MSG_PEEK)
+            cls.held._end.recv(1, socket.MSG_PEEK)  # MSG_PEEK: an answer that comes must stay to be read
         except BlockingIOError:
             return cls.held
         except OSError:
@@ -75,7 +75,7 @@ class Lifeline:
         try:
             parent_socket.send(self._end, {"ranks": ranks})
             reply: dict[str, Any] | None = parent_socket.receive(self._end)
-        except TimeoutError:
+        except TimeoutError:  # before OSError, of which it is a kind
             raise ServiceError(f"The daemon did not answer within {deadline_s:.0f} s. [BG910]") from None
         except OSError:
             return None

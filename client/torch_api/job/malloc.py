@@ -11,9 +11,9 @@ from bagua.torch_api.job import environment
 
 # (parameter of mallopt, environment variable, value); a node daemon starts its ranks with these variables
 SETTINGS = (
-    (-3, "MALLOC_MMAP_THRESHOLD_", 1 << 30),
-    (-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),
-    (-2, "MALLOC_TOP_PAD_", 16 << 20),
+    (-3, "MALLOC_MMAP_THRESHOLD_", 1 << 30),  # larger blocks would be unmapped as soon as they are free
+    (-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),  # the end of the heap is not given back by itself: see HeapTrimmer
+    (-2, "MALLOC_TOP_PAD_", 16 << 20),  # the heap grows by so much at once
 )
 
 
@@ -22,7 +22,7 @@ def keep_memory() -> None:
     environment makes is left alone, and BAGUA_KEEP_MEMORY=0 leaves all of them. Does nothing where the C library is
     another one."""
     libc = _glibc()
-    if libc is None or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    if libc is None or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):  # the user's own settings win
         return
     for parameter, variable, value in SETTINGS:
         if variable not in os.environ:

@@ -62,8 +62,8 @@ class Meeting:
             _raise_if_failed({"error": words})
 
     def _begin(self) -> int:
-        number = int(self._all.add("attempts", 1))
-        if number > 1:
+        number = int(self._all.add("attempts", 1))  # at one blow: two processes of rank 0 get two numbers
+        if number > 1:  # ranks that still wait in the last one come here
             _end(PrefixStore(str(number - 1), self._all), {"superseded": True})
         mine = PrefixStore(str(number), self._all)
         about = {"version": bagua.__version__, "wire_version": WIRE_VERSION}
@@ -71,7 +71,8 @@ class Meeting:
         return number
 
     def _find(self, rank: int) -> int:
-        number = int(self._all.add("attempts", 0))
+        number = int(self._all.add("attempts", 0))  # reads it: ``get`` would wait where there is none
+        # This rank has been there before: it was started again.
         over = number == 0 or any(self._all.check([f"{number}/{key}"]) for key in (_END, _here(rank)))
         return number + 1 if over else number
 
@@ -87,7 +88,7 @@ class Meeting:
         Raises ServiceError if the attempt fails, or nothing comes; Superseded."""
         began = time.monotonic()
         while (value := self._look(key)) is None:
-            if key != _END:
+            if key != _END:  # who asks for the end gets a failure as its value
                 _raise_if_failed(self._look(_END) or {})
             if alive is not None:
                 alive()
@@ -110,6 +111,7 @@ class Meeting:
             _end(self._store, {"error": reason[:MAX_TEXT]})
             self._store.set(_gone_key(self._rank), "{}")
             deadline = time.monotonic() + LAST_WORDS_S
+            # The store may end with this process.
             while self._rank == 0 and self._somebody_reads() and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
         except RuntimeError:
@@ -163,8 +165,8 @@ def _end(store: Store, value: dict[str, Any]) -> None:
 
 def _parse(key: str, data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data) if len(data) <= MAX_BYTES else None
-    except (ValueError, RecursionError):
+        value = json.loads(data) if len(data) <= MAX_BYTES else None  # others can write any length
+    except (ValueError, RecursionError):  # deep nesting ends in RecursionError
         value = None
     if not isinstance(value, dict):
         raise _strange(key)
@@ -175,6 +177,7 @@ def _raise_if_failed(end: dict[str, Any]) -> None:
     if end.get("superseded"):
         raise Superseded
     if "error" in end:
+        # It comes from others: no escape sequences for the terminal.
         reason = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(end["error"])[:MAX_TEXT])
         raise ServiceError(f"The ranks could not come together: {reason} [BG909]")
 

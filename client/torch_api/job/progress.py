@@ -59,7 +59,7 @@ class ProgressReporter:
         self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
         every = os.environ.get(STEPS_VARIABLE, "")
-        self._trace_every = int(every) if every.isdecimal() else 0
+        self._trace_every = int(every) if every.isdecimal() else 0  # a wrong value costs no training
         self._sampled: SampledStep | None = None  # waits for the next report
         self._told: Progress | None = None  # the last report of the program
         self._reported_at = time.monotonic()
@@ -68,7 +68,7 @@ class ProgressReporter:
 
     def report(self, step: int, total: int, metrics: Mapping[str, float], message: str) -> None:
         """Keeps the report for the thread."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid:  # a forked child has no thread that would send it
             return
         try:
             told = Progress(
@@ -95,6 +95,7 @@ class ProgressReporter:
         if (early and not sampled) or os.getpid() != self._pid:
             return
         told = self._told
+        # A rank that has told nothing shows its steps all the same.
         self._post(Progress(job_id=self._daemon.job_id, step=steps, by_itself=True) if told is None else told)
 
     def _sample(self, steps: int) -> None:
@@ -112,7 +113,7 @@ class ProgressReporter:
     def _post(self, told: Progress) -> None:
         """Hands the report to the thread, with figures of this moment."""
         progress = Progress()
-        progress.CopyFrom(told)
+        progress.CopyFrom(told)  # a copy: the program's last report may be sent again, with other figures
         progress.rank = self.rank  # the present one
         self._add_figures(progress)
         self._reported_at = time.monotonic()
@@ -152,7 +153,7 @@ class ProgressReporter:
             return found
 
     def _run(self) -> None:
-        with self._daemon.channel() as stub:
+        with self._daemon.channel() as stub:  # kept open, unlike channels of single calls: reports come all the time
             while (progress := self._take()) is not None:
                 if (sampled := self._sampled) is not None:
                     progress.sampled.CopyFrom(sampled)

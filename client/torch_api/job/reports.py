@@ -54,4 +54,5 @@ def on_report(function: OnReport, *, all_ranks: bool = False) -> OnReport:
 
 def as_number(value: float | torch.Tensor) -> float:
     """A metric as reports carry it. Raises TypeError or ValueError for what is no number."""
+    # Detached: float() warns of tensors that need gradients.
     return float(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -36,7 +36,7 @@ class LeashedService:
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
                 env={name: value for name, value in os.environ.items() if name not in parent_socket.FOREIGN_SETTINGS},
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the rank, which ends it
             )
         self._started[:] = [process for process in self._started if process.poll() is None]
         self._started.append(self._process)
@@ -63,7 +63,7 @@ class LeashedService:
         try:
             parent_socket.send(self._socket, message)
         except OSError:
-            self.check()
+            self.check()  # its end has better words
             raise ServiceError(f"{self.title} does not listen any more.{self._last_words()} [BG910]") from None
 
     def check(self) -> None:

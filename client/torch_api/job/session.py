@@ -117,14 +117,14 @@ class Session:
         """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
         environment are those of the new one then, and ``renew`` is to be called. Members that were in none with this
         one rest. Ends the process where the job goes on without it."""
-        self.companion.leave()
+        self.companion.leave()  # first: ranks of the next one may wait in it for this one
         before = self.membership
         known = {before.members[rank] for rank in before.active}
         try:
             entered = self.connection.enter()
         except Dismissed as error:
             self.dismissed = True
-            self._endings.clear()
+            self._endings.clear()  # an ending waits for other ranks: this one leaves alone
             print(f"bagua: member {before.member} leaves the job, which goes on without it. {error}", file=sys.stderr)
             raise SystemExit(0) from None
         self.membership = entered
@@ -169,6 +169,7 @@ class Session:
     def end(self) -> None:
         """Calls the endings that ``end_first`` got, in their order. For the moment before ``close``."""
         while self._endings and os.getpid() == self.pid:
+            # Taken out first: an ending that fails is not called again.
             end = self._endings.pop(next(iter(self._endings)))
             with suppress(CommunicationError):  # the others have ended already, by an error
                 end()
@@ -185,7 +186,7 @@ class Session:
 
     def close(self, words: str = "") -> None:
         """Leaves the job in good order. ``words``: the exception that the program is handling."""
-        if os.getpid() != self.pid:
+        if os.getpid() != self.pid:  # a forked child must not close what is its parent's
             return
         self._kept.clear()
         self.progress.close()

@@ -24,7 +24,7 @@ def tensor_on(
     """A one-dimensional tensor of ``count`` elements at the begin of the segment. ``gone(segment)`` is called when the
     last tensor on it is gone: by the garbage collector, at any moment, in any thread."""
     view = memoryview(segment)  # torch keeps it alive as long as any tensor exists
-    weakref.finalize(view, gone, segment).atexit = False
+    weakref.finalize(view, gone, segment).atexit = False  # at the interpreter's end the daemon takes all back
     return torch.frombuffer(view, dtype=dtype, count=count)
 
 
@@ -51,15 +51,15 @@ class SharedMemory:
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A one-dimensional tensor of ``count`` elements in a segment of its own, filled with zeros."""
         if count == 0:
-            return torch.empty(0, dtype=dtype, device="cpu")
+            return torch.empty(0, dtype=dtype, device="cpu")  # a segment of no bytes can't be made
         nbytes = count * dtype.itemsize
         segment = self._take_spare(nbytes) if self._spare else None
         if segment is None:
             segment = self._connection.alloc(nbytes)
         else:
-            ctypes.memset(segment.address, 0, nbytes)
+            ctypes.memset(segment.address, 0, nbytes)  # one that serves again has the old content
         with self._lock:
-            self._forget_released()  # the new one may lie where an old one lay
+            self._forget_released()  # the new one may lie where an old one lay: its entry must be gone by then
             self._segments[segment.address] = (segment.nbytes, segment.id)
         return tensor_on(segment, count, dtype, self._release)
 
@@ -105,7 +105,7 @@ class SharedMemory:
 
     def _release(self, segment: core.Segment) -> None:
         """Called by the garbage collector, at any moment in any thread: touches nothing that is being iterated over."""
-        self._released.append(segment.address)
+        self._released.append(segment.address)  # appended: a deque needs no lock
         spare = self._spare  # read once: the block of ``reusing`` may end meanwhile
         if spare is None:
             self._give_back(segment)

@@ -54,7 +54,7 @@ class Stages:
             self._held -= segment.nbytes
             self._free.append(segment)
         while sum(one.nbytes for one in self._free) + self._held > self._most:
-            self._connection.free(self._free.pop(0).id)
+            self._connection.free(self._free.pop(0).id)  # the one that was used least recently
             self.freed += 1
 
 

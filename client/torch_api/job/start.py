@@ -38,14 +38,14 @@ def has_begun() -> bool:
 def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1) -> None:
     """See ``init_process_group``, which goes on where this ends."""
     session = CURRENT.session
-    if session is not None and session.pid == os.getpid() and session.implicit:
+    if session is not None and session.pid == os.getpid() and session.implicit:  # torch.distributed has begun it
         session.implicit = False  # the program's own from now on
         environment.show()
         return
     if session is not None and session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already. [BG407]")
-    torch_wanted = torch_distributed.wanted()
-    environment.clear_place()
+    torch_wanted = torch_distributed.wanted()  # before the session: it asks whether the program has a group of its own
+    environment.clear_place()  # of a session that ended by an error, or of the parent of this fork
     if store is not None:
         _use_store(rank, world_size, local_world_size)
     join(store, torch_wanted)
@@ -100,7 +100,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True
     WATCH.install(_fail)
-    if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
+    if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:  # the user's own setting stays
         with suppress(OSError, ValueError, RuntimeError):  # standard error is no file
             faulthandler.enable()
     atexit.register(_leave_at_exit)
@@ -123,7 +123,7 @@ def destroy_process_group() -> None:
     if not handled.words:  # else this rank may be in the middle of something, and nobody is waited for
         session.end()
     CURRENT.session = _Torch.group = None
-    atexit.unregister(_leave_at_exit)
+    atexit.unregister(_leave_at_exit)  # this rank has left: its exit is the program's own matter
     if torch_group is not None:
         torch_group.close()
     session.close(handled.words)
@@ -153,7 +153,7 @@ def _leave_child() -> None:
 def _leave(end: End | None) -> None:
     """Leaves the job at the end of the process. ``end`` None: it is a SystemExit whose code is not known."""
     session, torch_group = CURRENT.session, _Torch.group
-    if session is None or torch_group is None or session.pid != os.getpid():
+    if session is None or torch_group is None or session.pid != os.getpid():  # a forked child is no rank
         return
     _Torch.group = None
     if session.dismissed or end is None:  # the daemon sees the code; without a farewell code 0 would be a loss
@@ -164,5 +164,5 @@ def _leave(end: End | None) -> None:
         torch_group.close()
         session.close()
     else:
-        session.fail(end)
+        session.fail(end)  # before ``abandon``, which may wait for threads: the others learn of it at once
         torch_group.abandon()

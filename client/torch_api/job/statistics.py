@@ -69,7 +69,7 @@ def union_length(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> 
     for start, stop in sorted(intervals):
         start = max(start, reached)
         if stop > start:
-            total += stop - start
+            total += stop - start  # parts that overlap count once
             inside += max(0, min(stop, end) - max(start, begin))
             reached = stop
     return total, inside
@@ -89,13 +89,13 @@ class RecentSteps:
         of this host, which had not submitted yet."""
         compute, exposed, hidden = step
         self._steps += 1
-        weight = max(WEIGHT, 1 / self._steps)
+        weight = max(WEIGHT, 1 / self._steps)  # the first steps count alike: zero is no value to begin with
         ranks = max(0, wait_end - wait_begin - exposed)
         self._compute += weight * (compute - ranks - self._compute)
         self._ranks += weight * (ranks - self._ranks)
         self._exposed += weight * (exposed - self._exposed)
         self._hidden += weight * (hidden - self._hidden)
-        if len(operations) != len(self._exchanges):
+        if len(operations) != len(self._exchanges):  # buckets were cut anew
             self._exchanges = [0.0] * len(operations)
         reached = wait_begin
         for number, (_, _, done) in enumerate(operations):
@@ -107,7 +107,7 @@ class RecentSteps:
         """Averages in ms; None before the first step."""
         if not self._steps:
             return None
-        exchanges = list(self._exchanges)
+        exchanges = list(self._exchanges)  # a copy: the training's thread adds
         longest = max(range(len(exchanges)), key=exchanges.__getitem__, default=0)
         return StepShares(
             compute_ms=self._compute / _NS_PER_MS,

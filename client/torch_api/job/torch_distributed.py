@@ -75,6 +75,7 @@ class TorchGroup:
         if session.membership.later:  # ``renew`` follows
             return
         try:
+            # Before torch 2.8 ranks connect to all others: one that stays away would hold them up.
             if not connects_lazily():
                 self._down = _all_want(session, wanted)
             where = self._first_place()
@@ -126,7 +127,7 @@ class TorchGroup:
         membership = self._session.membership
         address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(towards)
         interface = _interface_of(address)
-        if interface is not None and INTERFACE not in os.environ:
+        if interface is not None and INTERFACE not in os.environ:  # a variable that the user set stays
             os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
         hook = sys.excepthook
         place, ranks = membership.active.index(membership.rank), len(membership.active)
@@ -136,6 +137,7 @@ class TorchGroup:
         self._mine = distributed.group.WORLD
         if not TorchGroup._guarded:
             TorchGroup._guarded = True
+            # A forked child has the group's objects without its threads: freeing them would wait for ever.
             os.register_at_fork(after_in_child=_never_free)
 
     def _file(self, name: str) -> str:
@@ -201,12 +203,12 @@ class TorchGroup:
 
     def _take_down(self) -> None:
         if self._mine is None or self._pid != os.getpid():
-            return
+            return  # a forked child has no threads that would end
         mine, self._mine = self._mine, None
         if self._interface is not None and os.environ.get(INTERFACE) == self._interface:
             del os.environ[INTERFACE]
         if distributed.is_initialized() and distributed.group.WORLD is mine:
-            kept = _backends_of_all()
+            kept = _backends_of_all()  # held while groups are freed: see there
             with suppress(RuntimeError):  # a peer that is gone
                 distributed.destroy_process_group()
             del mine
@@ -214,14 +216,14 @@ class TorchGroup:
 
     def abandon(self) -> None:
         """The process ends by an error: others may be gone, and nobody is waited for but threads of this process."""
-        if self._mine is not None:
+        if self._mine is not None:  # freeing would wait for ranks that are gone
             _never_free()
         self._wait_until_freed()
 
     def _wait_until_freed(self) -> None:
-        """A thread that is inside a destructor of C++ when the interpreter ends would abort the process."""
         freeing, self._freeing = self._freeing, []
         if self._pid == os.getpid():
+            # A thread inside a destructor of C++ would abort the process when the interpreter ends.
             deadline = time.monotonic() + FREED_S
             for one in freeing:
                 one.join(max(0.0, deadline - time.monotonic()))
@@ -250,13 +252,13 @@ def backends() -> str:
 
 
 def _backends_of_all() -> list[Any]:
-    """Returns the backends of all groups of torch.distributed, which the caller holds while it frees the groups. Before
-    version 2.8 torch frees a group while it holds the interpreter's lock. Gloo then joins threads that may wait for
-    this lock, because they have a tensor to free. A backend that Python holds is freed without the lock."""
+    """Returns the backends of all groups of torch.distributed, which the caller holds while it frees the groups."""
     found: list[Any] = []
     with suppress(AttributeError):  # private to torch, and may move: a test tells
         for group in distributed.distributed_c10d._world.pg_map:
             with suppress(RuntimeError):  # a group of the user's own kind
+                # torch before 2.8 frees a group under the interpreter's lock, for which threads that Gloo joins may
+                # wait. A backend that Python holds is freed without it.
                 found += [group._get_backend(device) for device in group._device_types]
     return found
 
@@ -266,6 +268,7 @@ def _never_free() -> None:
     if distributed.is_initialized():
         for group, (_, store) in distributed.distributed_c10d._world.pg_map.items():
             for kept in (group, store):
+                # A reference that nobody gives back: its destructor never runs.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
@@ -298,7 +301,7 @@ def _listen(address: str, world_size: int) -> tuple[Store, str]:
         store = TCPStore(
             host,
             port,
-            world_size,
+            world_size,  # True: this is the server
             True,
             MEETING,
             wait_for_workers=False,
@@ -311,6 +314,7 @@ def _listen(address: str, world_size: int) -> tuple[Store, str]:
 def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
     """The store that listens at ``where``."""
     host, _, port = where.rpartition(":")
+    # Other ranks connect when they get here.
     store = TCPStore(host, int(port), world_size, False, patience, wait_for_workers=False)
     store.set_timeout(MEETING)
     return store
@@ -341,9 +345,10 @@ def _interface_of(address: str) -> str | None:
     """Name of the network interface with this IPv4 address; None where it can't be told: Gloo then chooses one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            request = struct.pack("256s", os.fsencode(name)[:15])
+            request = struct.pack("256s", os.fsencode(name)[:15])  # the kernel takes 15 bytes and a zero
             with suppress(OSError):
                 found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+                # The address follows the name, the family and the port in ``struct ifreq``.
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None

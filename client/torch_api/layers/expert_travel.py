@@ -72,6 +72,7 @@ class Routes:
         elif like.is_cpu and any(set(comm.ranks) <= set(host) for host in current().membership.hosts):
             shared = SharedRows(current(), comm)
             size = like.shape[1] * like.element_size()
+            # Rows that come are guessed: if they are more, ``carry`` meets once more.
             counts = shared.meet(like.dtype, int(MOST_GUESSED * sum(mine)) * size, mine)
         else:
             every = choice.counts.new_empty(comm.nranks(), len(mine))
@@ -127,6 +128,7 @@ def _travel(routes: Routes, way: Way, like: torch.Tensor, write: Write) -> torch
     those of ``like``."""
     if routes.shared is None:
         return _through_daemon(routes, way, like, write)
+    # How much comes back is known now: memory for it is offered with this meeting.
     returning = routes.back.arrive[routes.rank] * like.shape[1] * like.element_size() if way is routes.there else None
     return routes.shared.carry(way.gives, way.lands, way.arrive, like, write, returning)
 
@@ -143,6 +145,7 @@ def _through_daemon(routes: Routes, way: Way, like: torch.Tensor, write: Write) 
 
     out, into = (None if exchange is None else room(gives)), room(takes)
     at = 0
+    # Rows that stay are written to their place; the others go between them.
     for (begin, size), (target, _) in zip(gives[routes.rank], takes[routes.rank], strict=True):
         if out is not None and at < begin:
             write(at, begin, out.tensor[at:begin])
@@ -181,6 +184,7 @@ def _picked(source: torch.Tensor, numbers: torch.Tensor) -> Write:
     """Writes rows of ``source`` by their numbers."""
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:
+        # Writes into the target: no copy in between.
         torch.index_select(source, 0, numbers.narrow(0, begin, end - begin), out=target)
 
     return write
@@ -203,7 +207,7 @@ class _Dispatch(torch.autograd.Function):
         return tuple(map(_own, parts))
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # the gradient of a gradient would have to travel, too
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         routes = context.routes
         arrived = _travel(routes, routes.back, gradients[0], _rows_of(gradients))
@@ -227,6 +231,7 @@ class _Combine(torch.autograd.Function):
         of_weights = torch.empty_like(weights)
         scaled = (weights / routes.scale).to(gradient.dtype).unsqueeze(1)
 
+        # So few that they stay in the cache for all that is done with them.
         some = max(16, CACHED_BYTES // max(1, gradient.shape[1] * gradient.element_size()))
 
         def write(begin: int, end: int, target: torch.Tensor) -> None:

@@ -131,8 +131,9 @@ def _reduction(op: Any, allowed: Sequence[ReduceOp]) -> ReduceOp:
     if isinstance(op, ReduceOp):
         found = op
     else:
+        # An operation of torch holds a RedOpType, which prints as RedOpType.SUM.
         name = str(getattr(op, "op", op)).rpartition(".")[2]
-        found = ReduceOp.__members__.get(name, ReduceOp.BOR)
+        found = ReduceOp.__members__.get(name, ReduceOp.BOR)  # BOR is in no list: an unknown name is refused like it
     if found not in allowed:
         raise ValueError(f"{op} has no gradient here: choose one of {', '.join(one.name for one in allowed)}. [BG405]")
     return found
@@ -140,7 +141,7 @@ def _reduction(op: Any, allowed: Sequence[ReduceOp]) -> ReduceOp:
 
 def _remember(context: Any, comm: Communicator) -> None:
     """Keeps the communicator for ``_recall``, in backward."""
-    context.comm, context.members = comm, comm.numbers
+    context.comm, context.members = comm, comm.numbers  # members keep their numbers, and not their ranks
 
 
 def _recall(context: Any) -> Communicator:
@@ -158,6 +159,7 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, op: ReduceOp, comm: Communicator) -> torch.Tensor:
         context.op, context.comm = op, comm
+        # A clone: the input is the program's, and autograd's.
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         comm.allreduce_inplace(result, op)
         if op in (ReduceOp.MIN, ReduceOp.MAX):
@@ -171,6 +173,7 @@ class _AllReduce(torch.autograd.Function):
             return all_reduce(gradient, op, comm), None, None
         tensor, result = context.saved_tensors
         chosen = (tensor == result).to(gradient.dtype)
+        # Several ranks may have the chosen value: they share the gradient.
         share = chosen / all_reduce(chosen, ReduceOp.SUM, comm)
         return all_reduce(gradient, ReduceOp.SUM, comm) * share, None, None
 

@@ -53,7 +53,7 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tokens: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         context.save_for_backward(tokens, weight)
-        context.set_materialize_grads(False)
+        context.set_materialize_grads(False)  # no zeros are made for outputs that got no gradient
         return tokens.view_as(tokens), F.linear(tokens, weight)
 
     @staticmethod
@@ -69,7 +69,7 @@ class _Logits(torch.autograd.Function):
             return None, of_weight
         if of_tokens is None:
             return of_logits @ weight, of_weight
-        return of_tokens.addmm_(of_logits, weight), of_weight
+        return of_tokens.addmm_(of_logits, weight), of_weight  # this memory is nobody else's: no third tensor is made
 
 
 class TopKGate(nn.Module):
@@ -161,7 +161,7 @@ class TopKGate(nn.Module):
         if tokens:
             loss = torch.dot(gates.sum(1), first.to(gates.dtype)) * (experts / tokens / tokens)
         else:
-            loss = gates.sum()
+            loss = gates.sum()  # no tokens: zero, with a gradient all the same
         return Choice(on_host, *_in_rows(gates, goes, on_host, all_go), passed, loss, first.cpu())
 
     def _experts(self, logits: torch.Tensor) -> torch.Tensor:
@@ -170,6 +170,7 @@ class TopKGate(nn.Module):
         if self.k == 1:
             return with_noise.argmax(1).unsqueeze(0)
         first = logits.argmax(1)
+        # The first one can't be chosen again.
         return torch.stack([first, with_noise.scatter(1, first.unsqueeze(1), -math.inf).argmax(1)])
 
 
@@ -187,10 +188,12 @@ def _within(wants: torch.Tensor, experts: int, capacity: int, by_lot: bool) -> t
     """bool [k, tokens]: whether the choice is among the first ``capacity`` for its expert: first choices come before
     second ones, and each in the order of tokens, or ``by_lot`` in a random one."""
     flat = wants.reshape(-1)
+    # A lottery before the sort: the sort is stable.
     queue = torch.randperm(len(flat), device=flat.device) if by_lot else None
     ordered = flat if queue is None else flat[queue]
     order = ordered.argsort(stable=True)
     counts = torch.bincount(flat, minlength=experts + 1)
+    # Places count from each expert's first.
     places = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[ordered[order]]
     kept = torch.empty_like(flat, dtype=torch.bool)
     kept[order if queue is None else queue[order]] = places < capacity
@@ -206,12 +209,12 @@ def _in_rows(
     is no such entry. ``counts``: how many go to each.
     """
     k, tokens = goes.shape
-    number, order = goes.reshape(-1).sort(stable=True)
+    number, order = goes.reshape(-1).sort(stable=True)  # by expert, in the order of tokens
     if not all_go:
         total = int(counts.sum())
         number, order = number[:total], order[:total]
-    token = order if k == 1 else order % max(1, tokens)
-    weights = gates.reshape(-1).index_select(0, number * tokens + token)
+    token = order if k == 1 else order % max(1, tokens)  # with two choices entries number tokens twice
+    weights = gates.reshape(-1).index_select(0, number * tokens + token)  # gates lie by expert: one index for both
     rows = torch.empty(k * tokens, dtype=torch.int64, device=goes.device)
     rows[order] = torch.arange(len(order), device=goes.device)
     if all_go:
@@ -223,5 +226,6 @@ def _in_rows(
         rows_of, first_row = rows.view(k, tokens).t()[kept.t()], each.cumsum(0) - each
     if k == 2 and tokens:
         of_token = weights.new_zeros(tokens).index_add(0, token, weights)
+        # Eps: a token whose experts have no weight.
         weights = weights / of_token.clamp(min=torch.finfo(weights.dtype).eps).index_select(0, token)
     return token, weights, rows_of, first_row

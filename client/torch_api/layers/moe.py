@@ -123,7 +123,7 @@ class MOELayer(nn.Module):
             )
         if comm is None or ranks == 1:
             return None
-        if self._agreed is None or self._agreed() is not comm:
+        if self._agreed is None or self._agreed() is not comm:  # once for a communicator: it is an exchange
             self._compare(comm)
             self._agreed = weakref.ref(comm)
         return comm

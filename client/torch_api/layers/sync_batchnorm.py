@@ -69,7 +69,7 @@ class SyncBatchNorm(_BatchNorm):
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            unbiased = variance * (count / (count - 1))
+            unbiased = variance * (count / (count - 1))  # running variances are without bias, as torch's
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
         normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
@@ -135,13 +135,14 @@ def _statistics(input: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, 
             torch.cat([mean, variance + mean * mean, mean.new_ones(1)], out=message).mul_(mine)
         comm.allreduce_inplace(message)
         mean, square, count = message[:channels], message[channels:-1], message[-1:]
+        # ``count.item()`` waits for a device: only where this rank has too few itself.
         if mine < 2 and count.item() < 2:
             raise ValueError(
                 "All ranks together have fewer than 2 values for each channel, and BatchNorm needs more in training: "
                 f"this rank's input has shape {list(input.shape)}. [BG611]"
             )
         mean = mean / count
-        variance = (square / count - mean * mean).clamp_(min=0)
+        variance = (square / count - mean * mean).clamp_(min=0)  # rounding may leave a negative one
     return mean, variance, count
 
 
@@ -182,9 +183,9 @@ class _Normalise(torch.autograd.Function):
         normal = (input.to(mean.dtype) - mean.view(shape)).mul_(inverse.view(shape))
         totals = torch.stack([gradient.sum(dimensions), (gradient * normal).sum(dimensions)])
         of_bias, of_weight = (None, None) if weight is None else totals.to(weight.dtype).unbind()
-        if not context.needs_input_grad[0]:
+        if not context.needs_input_grad[0]:  # a first layer: no exchange for a gradient that nobody reads
             return None, of_weight, of_bias, None, None, None, None, None
-        everywhere = totals.to(torch.float64, copy=True)
+        everywhere = totals.to(torch.float64, copy=True)  # a copy: ``totals`` are the gradients of weight and bias
         context.comm.allreduce_inplace(everywhere)
         along, across = (everywhere / count).to(mean.dtype).unbind()
         scale = inverse if weight is None else inverse * weight.to(mean.dtype)

@@ -41,7 +41,7 @@ class Cell:
     def progress(self, step: int, total: int, metrics: dict[str, float], message: str) -> None:
         """The newest report. ``total`` 0: nobody knows."""
         words = " ".join([*(f"{name} {value:.4g}" for name, value in metrics.items()), message]).strip()
-        bar = Bar(step, total or max(step, 1), words)
+        bar = Bar(step, total or max(step, 1), words)  # nobody knows how many there will be: the bar is full
         if self._handle is not None:
             self._handle.update(bar)
         elif self._display is not None:
@@ -66,8 +66,9 @@ class Cell:
 
 def _find_display() -> Any:
     """IPython's ``display`` in a notebook; None elsewhere."""
+    # Not imported here: only a notebook has it.
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or getattr(shell, "kernel", None) is None:
+    if shell is None or getattr(shell, "kernel", None) is None:  # a terminal's IPython has no kernel, and shows no HTML
         return None
     from IPython.display import display
 

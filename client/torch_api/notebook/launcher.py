@@ -75,11 +75,13 @@ def notebook_launcher(
 
 def _can_fork() -> bool:
     """True if a forked child can be a rank. It is probed by a fork, because torch does not tell."""
+    # torch's threads and CUDA don't survive a fork.
     if start.has_begun() or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     child = _fork()
     if child == 0:
         try:
+            # torch refuses autograd in a fork of a process that has used its threads.
             torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
         except BaseException:
             os._exit(1)
@@ -118,6 +120,7 @@ class _Rank:
         self.report: tuple[Any, ...] | None = None
         self.result = b""
         self.error = ""
+        # Incremental: a character may be cut in two reads.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read_from(self, source: Connection) -> None:
@@ -167,7 +170,7 @@ class _Launch:
         self._first: _Rank | None = None  # that failed
         self._call, self._nproc, self._context = call, nproc, multiprocessing.get_context(method)
         self._environment = {
-            **environment,
+            **environment,  # variables of the job win: what follows is not the user's to choose
             "WORLD_SIZE": str(nproc),
             "LOCAL_WORLD_SIZE": str(nproc),
             "NODE_RANK": "0",
@@ -185,14 +188,14 @@ class _Launch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # as in ``_can_fork``
             process.start()
-        tells.close()
+        tells.close()  # only the rank holds this end: the pipe closes with it
         prints.close()
         self._ranks.append(_Rank(number, process, messages, output))
 
     def run(self) -> Any:
         """Starts the ranks, and shows what they tell until all have ended; returns the result of rank 0."""
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # every rank that starts becomes known
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # every rank that starts is known
             try:
                 for number in range(self._nproc):
                     self._start(number)
@@ -217,6 +220,7 @@ class _Launch:
                 waiting[source].read_from(source) if isinstance(source, Connection) else waiting[source].process.join()
             self._show()
             if self._first is None and (failed := [one for one in self._ranks if one.failed]):
+                # One that has told why: others may have failed because of it.
                 self._first = min(failed, key=lambda one: not one.error)
                 deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() >= deadline:
@@ -244,7 +248,7 @@ class _Launch:
     def _signal(self, number: int) -> None:
         for one in self._ranks:
             if one.process.exitcode is None and one.process.pid is not None:
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):  # it may end just now
                     os.kill(one.process.pid, number)
 
     def close(self) -> None:

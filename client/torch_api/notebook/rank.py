@@ -30,11 +30,11 @@ def run(
     ``channel`` the reports (rank 0) and the outcome: ("report", step, total, metrics, message), ("result", pickle) or
     ("error", traceback). ``output``: gets all that is printed. ``parent``: pid of the process that launched this one,
     which ends with it."""
-    if not die_with_parent(signal.SIGKILL, parent):
+    if not die_with_parent(signal.SIGKILL, parent):  # the parent ended before this process asked for the signal
         os._exit(1)
     os.setsid()  # an interrupt of the notebook reaches its launcher, which tells the ranks
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was blocked while ranks were started
     _redirect(output.fileno())
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # the parent's do not exist after a fork
@@ -50,7 +50,7 @@ def run(
         text = traceback.format_exc()
         channel.send(("error", text if not isinstance(error, KeyboardInterrupt) else "KeyboardInterrupt"))
         sys.stderr.flush()
-        start.fail(error)
+        start.fail(error)  # the others learn why before they learn that it has gone
         os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -58,7 +58,7 @@ def run(
 
 def _redirect(output: int) -> None:
     """Sends all that this process prints to the descriptor, whatever streams the notebook had."""
-    for descriptor in (1, 2):
+    for descriptor in (1, 2):  # the descriptors, too: C++ and children print there
         os.dup2(output, descriptor)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="replace", write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="replace", write_through=True)

@@ -106,7 +106,7 @@ class Block:
             if values.count(values[0]) < len(values):
                 return False
         for name, scalars in self._scalars.items():
-            if scalars._version != self._versions.get(name):
+            if scalars._version != self._versions.get(name):  # no look at values that nobody has changed
                 if not torch.equal(scalars, scalars[0].expand_as(scalars)):
                     return False
                 self._versions[name] = scalars._version
@@ -124,6 +124,7 @@ class Block:
         if found is not None:
             return found
         if self._gradients is None:
+            # One operand with gaps is enough: weights or state have one already.
             self._gradients = Lane(
                 self.parameters, gradients[0].dtype, gradients[0].device, gap=not (self.home or self._rows)
             )
@@ -195,6 +196,7 @@ class Part:
         if self.leaf.data_ptr() != self._memory:  # the optimizer has set .data
             block.weights.flat[begin:end].copy_(self.leaf.detach())
         if not block.home and (
+            # Rows were copied in, or the optimizer made others: parameters get them back.
             self._memory == block.weights.flat[begin].data_ptr() or self.leaf.data_ptr() != self._memory
         ):
             block.weights.spread([one.detach() for one in self.parameters], begin)
@@ -220,6 +222,7 @@ class Part:
             if now is not given:
                 given.fill_(now)
             side_by_side.fill_(given)
+            # All rows are equal now, if all took part.
             block._versions[name] = block._scalars[name]._version if end - begin == len(block.states) else -1
         elif now is not given:
             for state in block.states[begin:end]:
@@ -232,6 +235,7 @@ class Part:
             zip(self.block.states[self.begin : self.end], self.parameters, strict=True)
         ):
             if rows:
+                # In the strides of the parameter, as the optimizer would have made it.
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(
                     value[number].as_strided(parameter.shape, parameter.stride())
                 )

@@ -23,6 +23,7 @@ class Witness:
         self.parameters: list[tuple[int, torch.Tensor, dict[str, Any]]] = []
         self._optimizer = optimizer
         self._parts = list(parts)
+        # An optimizer may change a group in its step, such as a learning rate.
         self._groups = [dict(group) for group in optimizer.param_groups]
         self._before = [
             (part.leaf.detach().clone(), {name: _copy(value) for name, value in part.state.items()}) for part in parts

@@ -109,7 +109,7 @@ class Fusion:
         def enter() -> None:
             nonlocal loss
             if closure is not None:
-                with torch.enable_grad():
+                with torch.enable_grad():  # step() runs without gradients
                     loss = closure()
             with torch.no_grad():
                 self._enter()
@@ -134,7 +134,7 @@ class Fusion:
         lists = self._take_all(self._checks)
         if lists is None:
             self._arrange()
-            lists = self._take_all(False)
+            lists = self._take_all(False)  # just arranged: no look is needed
         assert lists is not None
         self._rest = [one for alone in self._alone for one in alone if one.grad is not None]
         states: dict[torch.Tensor, dict[str, Any]] = {}
@@ -142,6 +142,7 @@ class Fusion:
             lists[part.block.group].append(part.leaf)
             states[part.leaf] = part.state
         self._witness = None
+        # Zero or a power of two: later steps are tried less and less.
         if self._parts and not is_known(self.optimizer) and self._steps & (self._steps - 1) == 0:
             self._witness = Witness(self.optimizer, self._parts)
             for number, parameter, state in self._witness.parameters:
@@ -160,6 +161,7 @@ class Fusion:
         for block in self.blocks:
             if checks and not block.intact():
                 return None
+            # Some of a block's parameters in a table: it can't become one tensor.
             if any(0 < sum(one in table for one in block.parameters) < len(block.parameters) for table in tables):
                 lists[block.group] += block.parameters
             else:
@@ -206,7 +208,7 @@ class Fusion:
         for name, (table, changed) in beside.items():
             setattr(self.optimizer, name, table)
             if not changed:
-                table.clear()
+                table.clear()  # the optimizer has cleared its table
         parts, self._parts = self._parts, []
         with torch.no_grad():
             if self._witness is not None and not self._witness.agrees():
@@ -220,7 +222,7 @@ class Fusion:
         new = [one for one in self._rest if id(one) not in self._stepped]
         self._count_groups({part.block.group for part in parts}, set(map(id, new)))
         self._stepped.update(map(id, new))
-        self._stale = self._stale or bool(new)
+        self._stale = self._stale or bool(new)  # their first step has made their state: they may be rows from now on
 
     def _count_groups(self, fused: set[int], new: set[int]) -> None:
         for group in fused:
@@ -274,6 +276,7 @@ class Fusion:
                     self.reasons[why] += 1
                     alone.append(one)
                     continue
+                # Memory of a former block is ours, though parameters share it.
                 home = self._moves and (lies_alone(one) or one.untyped_storage().data_ptr() in own)
                 alike.setdefault((kind(one, state), home), []).append(one)
             for (_, home), some in alike.items():

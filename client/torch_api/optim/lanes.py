@@ -65,6 +65,7 @@ class Lane:
         ends = begins + distance * rows
         if distance < self._length * size or distance % size or tensors[-1].data_ptr() != ends - distance:
             return None
+        # Cheapest first: the ends, then all.
         if (places or list(map(torch.Tensor.data_ptr, tensors))) != list(range(begins, ends, distance)):
             return None
         storage = first.untyped_storage()

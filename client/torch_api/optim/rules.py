@@ -44,7 +44,7 @@ def calls_closure_once(optimizer: torch.optim.Optimizer) -> bool:
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Says why no parameter of this optimizer can be fused now; empty if some may be."""
     for name, words in _WHOLE.items():
-        known = getattr(torch.optim, name, None)
+        known = getattr(torch.optim, name, None)  # this torch may not have the class
         if known is not None and isinstance(optimizer, known):
             return words
     if getattr(optimizer, "elementwise", None) is False:
@@ -98,6 +98,7 @@ def kind(parameter: torch.Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
         (name, value.dtype, value.dim() == 0, value.device) if isinstance(value, torch.Tensor) else (name,)
         for name, value in sorted(state.items())
     )
+    # The widest of its tensors decides whether a row fills a vector.
     widest = max([parameter.itemsize, *(value.itemsize for value in state.values() if isinstance(value, torch.Tensor))])
     tiny = parameter.numel() * widest < TINY_BYTES
     return 0 if tiny else parameter.numel(), parameter.dtype, parameter.device, states

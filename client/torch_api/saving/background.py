@@ -93,6 +93,7 @@ class Background:
         self._threads = [one for one in self._threads if one.is_alive()]
         before = self._threads[-1] if self._threads else None
         arguments = task, pieces, documents, before
+        # Daemon: a process that ends by an error does not wait for a disk.
         thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -110,7 +111,7 @@ class Background:
             try:
                 self._write_part(task, pieces, documents)
             finally:
-                self._written.set()
+                self._written.set()  # the staging memory is free: the next copy may begin
             if task.rank == 0:
                 if before is not None:
                     before.join()  # older checkpoints come first, and are given up when a rank has gone past them
@@ -128,19 +129,20 @@ class Background:
                 sentence(error),
             )
             with suppress(OSError):
+                # Rank 0 reads why, and waits no longer.
                 (task.writing / f"failed-{task.rank}").write_text(sentence(error))
             if task.rank == 0:
                 shutil.rmtree(task.writing, ignore_errors=True)
 
     def _write_part(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
-        task.writing.mkdir(parents=True, exist_ok=True)
+        task.writing.mkdir(parents=True, exist_ok=True)  # whichever rank comes first makes it
         written = write_part(task.writing, task.rank, pieces, documents)
         name = f"__{task.rank}_0.distcp"
         path = task.writing / name
         part = Part(written, name, path.stat().st_size, on_disk.sum_of_file(path))
         new = task.writing / f"new-part-{task.rank}"
         new.write_bytes(pickle.dumps(part))
-        new.rename(part_file(task.writing, task.rank))
+        new.rename(part_file(task.writing, task.rank))  # renamed when it is whole: rank 0 reads no half of one
 
     def _await_parts(self, task: Task) -> list[Part]:
         """Raises GivenUp if one will not come."""
@@ -150,7 +152,7 @@ class Background:
             left = [rank for rank in missing if not part_file(task.writing, rank).exists()]
             if left != missing:
                 missing, since = left, time.monotonic()
-            if not missing:
+            if not missing:  # a part has come: the patience begins anew
                 return [pickle.loads(part_file(task.writing, rank).read_bytes()) for rank in range(len(task.members))]
             why_not(task, missing)
             patience = LAST_PATIENCE_S if self._ends.is_set() else PATIENCE_S
@@ -184,10 +186,12 @@ def why_not(task: Task, missing: Sequence[int]) -> None:
             raise GivenUp(f"rank {rank}: {(task.writing / f'failed-{rank}').read_text()}")
     present = task.present()
     lost = [rank for rank in missing if task.members[rank] not in present]
+    # It may have come since ``missing`` was made.
     if lost and not any(part_file(task.writing, rank).exists() for rank in lost):
         raise GivenUp(f"{ranks_text(lost)} was lost before its part was written.")
     later = [path for path in written_by(task) if step_of(path) > task.step]
     for rank in missing:
+        # Asked again, as above.
         if any(part_file(path, rank).exists() for path in later) and not part_file(task.writing, rank).exists():
             raise GivenUp(f"rank {rank} could not write its part.")
 
@@ -199,7 +203,7 @@ def finish(task: Task, parts: Sequence[Part]) -> None:
     metadata = task.writing / ".metadata"
     files[metadata.name] = metadata.stat().st_size, on_disk.sum_of_file(metadata)
     for path in task.writing.iterdir():
-        if path.name not in files:
+        if path.name not in files:  # signs of ranks are no part of it
             path.unlink()
     on_disk.publish(task.writing, task.folder, on_disk.Manifest(task.step, len(parts), files))
     on_disk.rotate(task.folder, task.keep, task.step)

@@ -142,6 +142,7 @@ class Checkpointer:
             return attempt()
         made = communicators(session)
         mark = made.mark()
+        # Communicators that the first attempt made get their numbers again.
         return units(session).together(0, lambda: self._world, attempt, again=lambda: made.rewind(mark))
 
     def _begin(self) -> None:
@@ -155,6 +156,7 @@ class Checkpointer:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = on_disk.Lock(self.folder)
                 told = {"run": secrets.token_hex(8), "earlier": on_disk.prepare(self.folder)}
+                # A sign for the others: a folder of the same name on another host has none.
                 (self.folder / f"{on_disk.WRITING}{told['run']}").touch()
                 checkpoint_folder.forget_request(self.folder)  # it was for the run before
             except BlockingIOError:
@@ -172,6 +174,7 @@ class Checkpointer:
                     f"{self.folder} is another folder on this host than on that of rank 0: checkpoints need one that "
                     "all hosts share. [BG707]"
                 )
+            # Each rank writes: one host may have it read-only.
             probe = self.folder / f"{on_disk.WRITING}{told['run']}-{world.rank()}"
             probe.touch()
             probe.unlink()
@@ -222,7 +225,7 @@ class Checkpointer:
                 f"{self.folder} has checkpoints of an earlier run. Call resume() before the first step to go on from "
                 "them, or choose another folder. [BG707]"
             )
-        self._background.wait_until_written()
+        self._background.wait_until_written()  # staging memory holds the last one's share until then
         world, membership = self._world, self._session.membership
         rank = world.rank()
         task = Task(
@@ -237,6 +240,7 @@ class Checkpointer:
         )
         state = collect(self._session, rank)
         pieces = self._staging.copy_share(state, rank, world.nranks())
+        # A copy: the program goes on to change what its objects returned.
         self._background.start_writing(task, pieces, copy.deepcopy(state.documents))
 
     def _close(self) -> None:
@@ -266,7 +270,7 @@ class Checkpointer:
             return None
         run = self._course.run
         found = self._together(self._resume)
-        self._course.run = run
+        self._course.run = run  # the checkpoint brought the name of the run that wrote it
         self._schedule.restart(self._course.steps)
         self._course.look = self._schedule.look
         return found
@@ -274,6 +278,7 @@ class Checkpointer:
     def _resume(self) -> Resumed | None:
         world = self._world
         first = world.rank() == 0
+        # Rank 0's list: all try the same ones.
         names = broadcast_json([path.name for path in on_disk.checkpoints(self.folder)] if first else None, world)
         damaged: list[tuple[Path, str]] = []
         for name in names:
@@ -281,7 +286,7 @@ class Checkpointer:
             manifest, words = _verified(at, world)
             if manifest is not None:
                 found = self._load(at, manifest)
-                if first:
+                if first:  # only now: without a whole one nothing is touched
                     _put_aside(damaged)
                 return found
             damaged.append((at, words))

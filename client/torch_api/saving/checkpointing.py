@@ -64,7 +64,7 @@ def save_checkpoint(
         document["lr_scheduler"] = lr_scheduler.state_dict()
 
     def begin() -> None:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
         new.mkdir(parents=True)
 
     def write() -> None:
@@ -80,8 +80,9 @@ def save_checkpoint(
     def publish() -> None:
         target = folder / _name(iteration)
         replace_folder(new, target, old=target.with_name(f"{target.name}.old"))
-        replace_file(folder / LATEST, f"{iteration}", mode=0o666)
+        replace_file(folder / LATEST, f"{iteration}", mode=0o666)  # the newest is named when it is whole
 
+    # In three parts: the folder is there before ranks write, and published when all have.
     _together(experts, folder, begin if first else None)
     _together(experts, folder, write)
     _together(experts, folder, publish if first else None)
@@ -189,11 +190,12 @@ def _write(document: dict[str, Any], path: Path) -> None:
     with path.open("wb") as file:
         torch.save(with_plain_numbers(document), file)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # a crash of the machine must not leave a name without content
     find_foreign = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.5 has none
     with _numbers_of_numpy():
         names = find_foreign(path) if find_foreign is not None else ()
     if names:
+        # Told when it is written: a checkpoint that can't be read would be found too late.
         raise _ForeignStateError(names)
 
 

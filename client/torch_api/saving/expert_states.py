@@ -35,6 +35,7 @@ class ExpertStates:
             raise ConfigError(
                 "Checkpoints have room for MoE layers of all ranks, and not for a part of the ranks. [BG710]"
             )
+        # ``lstrip``: the model itself may be the layer.
         inside = {f"{name}.".lstrip(".") + "experts.bagua_experts.": one for name, one in found.items()}
         return cls({name: one.num_local_experts for name, one in inside.items()}, next(iter(comms), None))
 
@@ -144,7 +145,7 @@ class ExpertStates:
                 )
             return dict(files[self.rank]["optimizer"])
         known: States = {}
-        for one in reversed(files):
+        for one in reversed(files):  # reversed: of what all have, rank 0's counts
             known |= {one["parameters"][index]: state for index, state in one["optimizer"]["state"].items()}
         names, mine = self._names(model, optimizer), optimizer.state_dict()["param_groups"]
         groups = files[0]["optimizer"]["param_groups"]

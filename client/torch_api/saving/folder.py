@@ -147,6 +147,7 @@ class Lock:
     def __init__(self, folder: Path, patience_s: float = 10.0) -> None:
         """Raises BlockingIOError if another process holds it, and goes on doing so for a while: one that was killed a
         moment ago may not be gone yet."""
+        # The folder itself: a file would lie among the checkpoints.
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         until = time.monotonic() + patience_s
         while True:
@@ -154,7 +155,7 @@ class Lock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() > until:
+                if time.monotonic() > until:  # a process that was killed may not be gone yet
                     self.close()
                     raise
                 time.sleep(0.1)
@@ -176,7 +177,7 @@ def put_aside(at: Path) -> Path:
 def publish(writing: Path, folder: Path, manifest: Manifest) -> Path:
     """Makes a checkpoint of ``writing``, whose files are whole and synced. It replaces that of the same step. Raises
     OSError."""
-    replace_file(writing / MANIFEST, manifest.text(), mode=0o666)
+    replace_file(writing / MANIFEST, manifest.text(), mode=0o666)  # last: a folder without a manifest is no checkpoint
     target = folder / name_of(manifest.step)
     replace_folder(writing, target, old=folder / f"{OLD}{target.name}")
     return target
@@ -186,7 +187,7 @@ def replace_folder(new: Path, target: Path, old: Path) -> None:
     """Renames ``new`` to ``target``, in place of a folder of that name, which is called ``old`` until then. Raises
     OSError."""
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed between the two renames
         target.rename(old)
     new.rename(target)
     sync_folder(target.parent)  # else a crash of the machine could find neither of them

@@ -70,6 +70,7 @@ def collect(session: Session, rank: int) -> JobState:
         found.alike |= _below(name, kept.alike)
         if rank == 0:
             found.mine |= _below(name, kept.of_first)
+        # Rank 0's own stands for all that have none.
         only_here = {path: one for path, one in kept.of_rank.items() if rank or path not in kept.of_first}
         found.mine |= {of_rank(rank, path): one for path, one in _below(name, only_here).items()}
     tensors: list[torch.Tensor] = []
@@ -85,7 +86,7 @@ def collect(session: Session, rank: int) -> JobState:
 def _below(name: str, tensors: Mapping[Path, torch.Tensor]) -> Tensors:
     """Paths in the whole state of those of the keeper of this name."""
     top: Path = (name,)
-    if name == "model 1":
+    if name == "model 1":  # checkpoints of one model have its names as they are
         top = ()
     elif name.startswith(STATE):
         top = ("states", name.removeprefix(STATE))
@@ -123,6 +124,7 @@ class Return:
             found = keeper.make_room(job[name], None if own is None else own[name])
             room += [([path], one) for path, one in _below(name, found.alike).items()]
             for path, one in _below(name, {**found.of_first, **found.of_rank}).items():
+                # Of this rank, or rank 0's for ranks that have none.
                 room.append(([of_rank(self._rank, path), path], one))
         if own is not None:
             self._random = RandomState(own[RANDOM])
@@ -132,11 +134,11 @@ class Return:
         return room
 
     def filled(self) -> None:
-        """Tensors are filled. All ranks call it together. Random generators come last: nothing moves them after it."""
+        """Tensors are filled. All ranks call it together."""
         for keeper in self._keepers.values():
             keeper.filled(self._ranks)
         if self._random is not None:
-            self._random.set()
+            self._random.set()  # last: loading may draw random numbers
 
 
 def random_state(tensors: list[torch.Tensor]) -> Any:
@@ -148,6 +150,7 @@ def random_state(tensors: list[torch.Tensor]) -> Any:
     numpy = sys.modules.get("numpy")  # we need it for nothing else
     if numpy is not None:
         kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        # Plain numbers: NumPy need not be there when it is read.
         state["numpy"] = (kind, keys.tolist(), int(position), int(has_gauss), float(cached))
     return encode(state, tensors)
 

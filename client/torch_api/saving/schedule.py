@@ -75,8 +75,9 @@ class Schedule:
 
     def _decide(self, steps: int, now: float) -> Decision:
         done = max(1, steps - self._looked_at)
-        step = max((now - self._looked) / done, 1e-9)
+        step = max((now - self._looked) / done, 1e-9)  # the clock may stand still between two steps
         left = self._seconds - (now - self._since)
+        # The nearest step: half a step early is as good as half a step late.
         save = left < step / 2 or (self._asked is not None and self._asked())
         if save:
             left = self._seconds

@@ -34,6 +34,7 @@ class Staging:
                 key = path, rows.shape, rows.dtype
                 memory = self._memory.get(key)
                 if memory is None:
+                    # Pinned: only then the copy runs beside the host.
                     memory = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.is_cuda)
                 memory.copy_(rows, non_blocking=True)
                 used[key] = memory
@@ -41,7 +42,7 @@ class Staging:
                 if rows.is_cuda:
                     on_device.add(rows.device)
         for device in on_device:
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)  # the pieces are written by another thread, which knows no stream
         self._memory = used
         return found
 
@@ -67,12 +68,13 @@ def portions(sizes: Sequence[Size], ranks: int) -> list[list[tuple[int, int, int
         nbytes = rows * row_bytes
         if nbytes < SMALL_BYTES:
             middle = offset + nbytes // 2
+            # A small one goes whole to the rank in whose part its middle lies.
             found[min(middle * ranks // total, ranks - 1) if total else 0].append((number, 0, rows))
         else:
             begin = 0
             for rank in range(offset * ranks // total, ranks):
                 end = min(rows, max(begin, round((total * (rank + 1) / ranks - offset) / row_bytes)))
-                if rank == ranks - 1:
+                if rank == ranks - 1:  # rounding may leave rows: the last rank takes them
                     end = rows
                 if end > begin:
                     found[rank].append((number, begin, end))

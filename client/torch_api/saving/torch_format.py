@@ -94,6 +94,7 @@ def write_part(folder: Path, rank: int, pieces: Sequence[Piece], documents: Mapp
     planner.set_up_planner({})
     writer.set_up_storage_writer(rank == 0)
     plan = writer.prepare_local_plan(planner.create_local_plan())
+    # The writer numbers files by the place in this list.
     plan = writer.prepare_global_plan([*(SavePlan([]) for _ in range(rank)), plan])[rank]
     results = writer.write_data(planner.finish_plan(plan), planner)
     results.wait()

@@ -113,10 +113,11 @@ class AllReduceAction(OneOperation):
         self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool = False
     ) -> None:
         super().__init__(around, bucket, step, carried)
-        self.codec = step.codec if bucket.dtype is torch.float32 else None
+        self.codec = step.codec if bucket.dtype is torch.float32 else None  # our kernels encode float32 alone
         self.encodings: dict[Members, Encoding] = {}
         self.used: Members | None = None  # in the last run
         self.followed = NO_ENGINE_RESIDUAL  # that of the other ranks
+        # The bucket's start writes the tail behind GRADIENT alone.
         self.fetches_tail = first and self.source != GRADIENT
 
     def request(self, members: Members) -> Request:
@@ -136,6 +137,7 @@ class AllReduceAction(OneOperation):
         if members not in self.encodings:
             repeats = self.codec.error_feedback and self.around.vote.repeats
             residual, sides = self.followed
+            # A newcomer follows the number of the other ranks: a new one would not meet theirs.
             if not (residual and members.grows):
                 residual = self.around.new_residual(members) if self.codec.error_feedback else 0
                 sides = 1 if repeats else 0
@@ -151,6 +153,7 @@ class AllReduceAction(OneOperation):
         return self.encodings[members]
 
     def residual(self) -> EngineResidual | None:
+        # Not all ranks have this step, or each host has a residual of its own.
         if self.codec is None or not self.codec.error_feedback or self.step.over in (HOST, LEADERS):
             return None
         found = [one for members, one in self.encodings.items() if members.grows]
@@ -160,6 +163,7 @@ class AllReduceAction(OneOperation):
         self.followed = residual
 
     def in_engine(self) -> Mapping[Members, EngineResidual]:
+        # A newcomer has not run yet: it makes the encoding of what it follows.
         if self.followed[0] and not self.encodings and (members := self.around.communicator(self.step.over)):
             self.encoding(members)
         held = {members: (one.residual, one.residual_sides) for members, one in self.encodings.items()}
@@ -182,6 +186,7 @@ class AllReduceAction(OneOperation):
         bucket = self.bucket
         self.used = members
         if self.fetches_tail:
+            # The step reads another slot, behind which no tail was written.
             bucket.region(self.source).tail.copy_(bucket.region(GRADIENT).tail)
         return super().send(members)
 
@@ -221,7 +226,7 @@ class EverywhereAction(AllReduceAction):
         self._transcoder.encode(source, self._message, self._lost.begin(), self._encoded)
         if self.carried:
             self._encoded[source.numel() :] = bucket.region(self._tail_from).tail
-        self._encodes_result = self.around.one_host(communicator)
+        self._encodes_result = self.around.one_host(communicator)  # between hosts the engine has encoded the result
         return super().send(communicator)
 
     def _finish(self) -> None:
@@ -254,7 +259,7 @@ class Residual:
     def begin(self) -> torch.Tensor | None:
         """Returns the side that one encoding reads and writes."""
         if len(self._sides) > 1:
-            self._sides[1].copy_(self._sides[0])
+            self._sides[1].copy_(self._sides[0])  # a repeated run must read side 0 once more
         return self._sides[-1]
 
     def kept(self) -> Sequence[torch.Tensor]:
@@ -288,7 +293,7 @@ class NeighboursAction(Action):
         self._step = step
         self._ranks = 0  # members of the exchange that has begun; 0: none has
         self.finish = self._finish
-        encoded = step.codec is not None and bucket.dtype is torch.float32
+        encoded = step.codec is not None and bucket.dtype is torch.float32  # our kernels encode float32 alone
         self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
         self.commit = None if self._coding is None else self._coding.turn
 
@@ -311,7 +316,7 @@ class NeighboursAction(Action):
             places = self._coding.encode(source.flat, own.flat)
             dtype, count = connection.dtypes["uint8"], self._coding.count
         else:
-            if own.flat is not source.flat:
+            if own.flat is not source.flat:  # without a codec others get the source itself: ``own`` is what they get
                 own.flat.copy_(source.flat)
             places = source.place, region(step.left).place, region(step.right).place
             dtype, count = connection.dtypes[DTYPES[self._bucket.dtype]], source.flat.numel()
@@ -338,6 +343,7 @@ class NeighboursAction(Action):
             right.zero_()
             return
         if self._coding is not None:
+            # With two ranks both neighbours are one, and one message comes.
             self._coding.decode(left, right if ranks > 2 else None)
         if ranks == 2:
             right.copy_(left)

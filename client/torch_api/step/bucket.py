@@ -153,6 +153,7 @@ class PlanBucket:
     def _check(self, step: Step) -> None:
         names = dict.fromkeys((*step.reads, *step.writes))
         if isinstance(step, Local):
+            # FRESH has no region; that of WEIGHT takes memory as soon as it is asked for.
             names = {name: None for name in names if name not in self.reserved}
         regions = {name: self.region(name) for name in names}
         if isinstance(step, Local):
@@ -214,6 +215,7 @@ def views_like(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torc
 def view_like(buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
     """``parameter.numel()`` elements of ``buffer`` in the shape of ``parameter``, and in its strides where these are
     dense: optimizers are fastest when both agree."""
+    # Device meta: strides of a contiguous tensor, without memory.
     strides = parameter.stride() if is_dense(parameter) else torch.empty(parameter.shape, device="meta").stride()
     return torch.as_strided(buffer, parameter.shape, strides, buffer.storage_offset() + offset)
 
@@ -221,6 +223,7 @@ def view_like(buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> tor
 def is_dense(tensor: torch.Tensor) -> bool:
     """Returns True if the elements fill numel() places without gaps or overlap, in whatever order of dimensions."""
     expected = 1
+    # The stride of a dimension of one element says nothing.
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
     ):

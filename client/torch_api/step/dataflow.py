@@ -26,6 +26,7 @@ def tail_reaches_all(plan: Plan) -> bool:
     """Returns True if every rank's tail holds, at the end, the reduction of all ranks' tails."""
     places = [plan.steps[number].over for number in tail_path(plan)]  # type: ignore[union-attr]
     left = iter(places)
+    # ``in`` uses the iterator up: it finds the levels in this order alone.
     return EVERYONE in places or all(place in left for place in _BY_LEVELS)
 
 
@@ -44,7 +45,7 @@ def repeatable(plan: Plan) -> bool:
             return False
         if isinstance(step, Local) and set(step.writes) - {RESULT}:
             return False
-        kept |= set(step.reads) - made
+        kept |= set(step.reads) - made  # comes from the training step before
         made |= set(step.writes)
     return not any(kept & set(step.writes) for step in plan.steps)
 
@@ -57,7 +58,7 @@ def in_place(plan: Plan) -> bool:
         writes, contributions = RESULT in step.writes, {GRADIENT, FRESH} & {*step.reads, *step.writes}
         if contributions and (written or (writes and not isinstance(step, AllReduce))):
             return False
-        if RESULT in step.reads and not written:
+        if RESULT in step.reads and not written:  # contributions of this step lie over the result of the last one
             return False
         written = written or writes
     return True
@@ -68,7 +69,7 @@ def changed_in_place(plan: Plan) -> tuple[str, ...]:
     communicating = [number for number, step in enumerate(plan.steps) if not isinstance(step, Local)]
     made: set[str] = set()
     kept: set[str] = set()
-    for step in plan.steps[: max(communicating, default=-1) + 1]:
+    for step in plan.steps[: max(communicating, default=-1) + 1]:  # all that follows is held back until the unit counts
         kept |= set(step.reads) - made
         made |= set(step.writes)
     return tuple(sorted(kept & made))
@@ -76,5 +77,6 @@ def changed_in_place(plan: Plan) -> tuple[str, ...]:
 
 def adds_up(plan: Plan) -> bool:
     """Returns True if results grow with the number of ranks, as a sum does and a mean does not."""
+    # A Local step may divide the sum.
     by_user = any(isinstance(step, Local) and RESULT in step.writes for step in plan.steps)
     return not by_user and any(getattr(plan.steps[number], "op", "") == "SUM" for number in tail_path(plan))

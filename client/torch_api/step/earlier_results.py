@@ -34,12 +34,13 @@ class EarlierResults:
         def before(_: torch.Tensor) -> None:
             """Called before autograd adds to ``.grad``, or returns the gradient instead (``autograd.grad``)."""
             gradient = parameter.grad
+            # Zeros count as none: a step begins with ``zero_grad(set_to_none=False)``, too.
             held = gradient is not None and bool(gradient.any())
             if not held:  # the program has begun a new step
                 self._held.pop(parameter, None)
                 self._unchanged.discard(parameter)
             elif parameter in self._unchanged and gradient is not None:
-                self._held[parameter] = gradient.detach().clone()
+                self._held[parameter] = gradient.detach().clone()  # autograd adds in place
 
         register = parameter.register_post_accumulate_grad_hook
         return [parameter.register_hook(before), register(self.note_added)]  # type: ignore[no-untyped-call]

@@ -86,14 +86,14 @@ class Execution:
         closes = self.holds and phases[-1][1] is None
         self._closing = phases[-1][0] if closes else ()
         self._phases = phases[:-1] if closes else phases
-        self._undo = undo if undo is not None and undo.needed else None
+        self._undo = undo if undo is not None and undo.needed else None  # no copies where nothing changes in place
         self._number = 0
         self._tickets: Tickets = ()
         self.started = self.arrived = self.lost = self.ended = False
         self.starts = 0
         action = self._phases[0][1] if len(self._phases) == 1 else None
         self.single = action if isinstance(action, Submit) else None
-        self._steady = steady if self.single is None else nullcontext
+        self._steady = steady if self.single is None else nullcontext  # one operation is of one generation anyway
         self.may_begin: Callable[[], bool] | None = None  # when it is started, and not only when it is joined
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Execution:
         if self.started:
             raise BaguaError(f"Bucket {self._name} was started twice: join it in between. [BG604]")
         if not self._phases or (self.may_begin is not None and not self.may_begin()):
-            self.lost = bool(self._phases)
+            self.lost = bool(self._phases)  # without phases there is nothing to repeat
         else:
             if self._undo is not None:
                 self._undo.save()
@@ -185,6 +185,7 @@ class Execution:
         tickets, self._tickets, self.started = self._tickets, (), False
         for ticket in tickets:
             with suppress(CommunicationError):
+                # ``wait`` would make a device's stream wait without a limit.
                 while not (over := self._connection.done(ticket)) and time.monotonic() < until:
                     time.sleep(LOOK_AGAIN_S)
                 if over:
@@ -198,13 +199,13 @@ class Execution:
         """The generation in which it was started has ended. Results that have arrived stay: others may count them."""
         if self.started:
             self.abandon()
-            self.started = True
+            self.started = True  # ``abandon`` has ended it; it is to be started again
         self.lost = self.started or self.arrived
         self.ended = False
 
     def rewind(self) -> None:
         """Forgets this run: contents are as before it, where it holds."""
-        self.starts -= self.holds and (self.started or self.arrived)
+        self.starts -= self.holds and (self.started or self.arrived)  # a run and its repeat count as one
         self.abandon()
         self.arrived = self.lost = self.ended = False
         if self._undo is not None:
@@ -241,7 +242,7 @@ class Execution:
                 left += 1
                 if action.comm != comm:
                     return False
-        return left < 2 and not self.lost
+        return left < 2 and not self.lost  # the current phase is submitted, a later one is not
 
     @property
     def actions(self) -> list[Action]:
@@ -329,6 +330,7 @@ class Submit(Action):
         self.behind: core.Flags | None = None
         self._request = request
         self._submit = connection.submit
+        # 0: no run is repeated, and the engine writes where it reads.
         self.commit: Work | None = self._turn if request["residual_sides"] else None
 
     def _turn(self) -> None:
@@ -336,6 +338,7 @@ class Submit(Action):
 
     def begin(self) -> Tickets:
         operation = self._request
+        # The request lasts: flags go with a copy of it.
         return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
     def residual(self) -> EngineResidual | None:
@@ -361,7 +364,7 @@ class Submit(Action):
 
 def other_sides(sides: int) -> int:
     """``residual_sides`` of the next operation that counts: what this one wrote, that one reads."""
-    return 3 - sides
+    return 3 - sides  # 1: reads side 0 and writes 1; 2: the reverse
 
 
 class NotReady(Execution):
@@ -407,7 +410,7 @@ def join_all(buckets: Iterable[Executes], send_flags: SendFlags | None = None) -
         flags = None if send_flags is None else send_flags(running)
         if _join_at_once(running, flags, times):
             break
-        *others, last = running
+        *others, last = running  # flags went after the last: all others are over when they come
         running = [run for run in others if run.advance(times)]
         if flags is not None:
             flags.await_sent()
@@ -418,7 +421,7 @@ def join_all(buckets: Iterable[Executes], send_flags: SendFlags | None = None) -
 
 def _join_at_once(running: Sequence[Execution], flags: Flags | None, times: list[Times]) -> bool:
     """``join_all`` in one call, where each has a single operation. False: it is not to be had, and nothing happened."""
-    if WATCH.sink is not None or PROFILER._is_profiler_enabled:
+    if WATCH.sink is not None or PROFILER._is_profiler_enabled:  # a trace shows each wait as a phase
         return False
     tickets: list[int] = []
     for run in running:

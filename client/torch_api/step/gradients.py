@@ -50,6 +50,7 @@ class Entry:
         self.index = index
         self.view = view
         self.kind = view.dtype, view.shape, view.layout, view.device  # all that a copy would convert
+        # It is in the cache now; on a device one launch copies all.
         self.alone = parameter.numel() * parameter.element_size() > ALONE_BYTES and not bucket.on_device
         self.ready = self.staged = False
 
@@ -68,7 +69,7 @@ class Entry:
 
     def fresh(self) -> torch.Tensor:
         """The gradient of this pass where it lies, in dtype and strides of ``view``. One with others is copied."""
-        if self.index in self.bucket.absent:
+        if self.index in self.bucket.absent:  # a rank without a gradient contributes zeros
             return self.view.zero_()
         assert self.parameter.grad is not None
         gradient = self.parameter.grad.detach()
@@ -91,6 +92,7 @@ class GradientHook(functools.partial[None]):
 
 def may_change(parameter: torch.Tensor) -> bool:
     """Returns True if a hook that the program registered after ours gets this gradient next."""
+    # Hooks run in the order of registration.
     hooks = parameter._post_accumulate_grad_hooks  # private: a habit tells when it moves
     return bool(hooks) and not isinstance(next(reversed(hooks.values())), GradientHook)
 
@@ -134,7 +136,7 @@ class GradientBucket(PlanBucket):
         ]
         self.pending = len(self.entries)
         self._all_there = torch.ones_like(self._contributions.tail)  # the tail where no gradient is absent
-        self._all_there[-1] = 0
+        self._all_there[-1] = 0  # the last element asks for a second run
         self.absent: list[int] = []
         self.second_run = False
         self.earlier: EarlierResults | None = None
@@ -146,10 +148,9 @@ class GradientBucket(PlanBucket):
         return region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)
 
     def release(self) -> None:
-        """Entry and bucket hold each other."""
         super().release()
         nothing = torch.empty(0)
-        for entry in self.entries:
+        for entry in self.entries:  # entry and bucket hold each other: this memory would wait for the garbage collector
             entry.view = nothing
         self._result_views = []
         self._contributions = self._result = region_of(nothing, NOWHERE, 0)
@@ -170,6 +171,7 @@ class GradientBucket(PlanBucket):
 
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
+        # A result would lie over contributions that are still to be read.
         if not in_place(plan) and self._result is self._contributions:
             self._result = self._new_buffer()
             self._result_views = views_like(self._result.flat, self.tensors)
@@ -208,12 +210,12 @@ class GradientBucket(PlanBucket):
                 views.append(entry.view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
                 copied.append(entry)
-        torch._foreach_copy_(views, gradients)
+        torch._foreach_copy_(views, gradients)  # the tail, too: one launch
         if earlier is not None:
             for entry in copied:
                 earlier.leave_out(entry.parameter, entry.view)
         for index in self.absent:
-            tail[index].zero_()
+            tail[index].zero_()  # ``= 0`` would make the host wait for a device
         if self.second_run:
             tail[-1].fill_(1)
         self.execution.start()
@@ -240,7 +242,7 @@ class GradientBucket(PlanBucket):
             return
         missing = frozenset[int]()
         if self.absent:
-            presence = self._tail_of_all.tolist()
+            presence = self._tail_of_all.tolist()  # waits for a device: only where this rank has no gradient
             missing = frozenset(index for index in self.absent if presence[index] == 0)
         gradients, results = [], []
         for entry, result in zip(self.entries, self._result_views, strict=True):
@@ -251,7 +253,7 @@ class GradientBucket(PlanBucket):
                 self.earlier.note(entry.parameter)
             gradient = entry.parameter.grad
             if gradient is None or gradient.requires_grad or gradient.is_neg():  # no list may have a negated view
-                entry.parameter.grad = result.clone()
+                entry.parameter.grad = result.clone()  # a clone: the next pass writes over the bucket
             else:
                 gradients.append(gradient)
                 results.append(result)

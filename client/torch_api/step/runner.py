@@ -259,7 +259,7 @@ class Runner:
         early = isinstance(step.over, str) and (everyone and on_host if self.vote.repeats else everyone or on_host)
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
-            return AllReduceAction(self, bucket, step, carried).among(fixed)
+            return AllReduceAction(self, bucket, step, carried).among(fixed)  # one prepared request serves each step
         return AllReduceAction(self, bucket, step, carried, first)
 
 

@@ -115,6 +115,7 @@ class TrainingStep:
             self._record(entry)
             return
         bucket = entry.bucket
+        # Its bucket has gone: what came now is not in it.
         if entry.ready and self._started > self.buckets.index(bucket):
             self.buckets[-1].second_run = True
             return
@@ -130,6 +131,7 @@ class TrainingStep:
         if (sink := WATCH.sink) is not None:
             sink.ready(bucket.name)
         if early and self._generation == self._vote.generation:
+            # The last bucket waits: it also carries whether some rank wants a second run.
             while self._started < len(self.buckets) - 1 and not self.buckets[self._started].pending:
                 self.buckets[self._started].start()
                 self._started += 1
@@ -205,7 +207,7 @@ class TrainingStep:
         """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""
         if self._vote.repeats:
             for bucket in self.buckets:
-                if bucket.execution.lost:
+                if bucket.execution.lost:  # a loss came inside backward
                     self._undo()
                     break
             if self._vote.weight != self._weight:
@@ -220,9 +222,9 @@ class TrainingStep:
         begin = self._clock()
         with phase(WAIT):
             times = join_all(self.buckets, self._vote.send_flags)
-        if self.buckets[-1].wants_second_run():
+        if self.buckets[-1].wants_second_run():  # a second gradient came too late on some rank
             self._refuse_late()
-            self._goes_early = False
+            self._goes_early = False  # it will come late in later passes, too
             self._started = 0
             for bucket in self.buckets:
                 bucket.unstage()
@@ -283,7 +285,7 @@ class TrainingStep:
             bucket.execution.rewind()
             bucket.unstage()
         self._started = 0
-        if self._recorded is not None:
+        if self._recorded is not None:  # the first pass counts as recorded only when its unit does
             self._rearrange, self._arrivals = self._recorded[0], dict(self._recorded[1])
             for bucket in self.buckets:
                 bucket.pending = len(bucket.entries)
@@ -303,7 +305,7 @@ class TrainingStep:
         """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
         ranks apply a step that this one did not make."""
         under_way = self._started > 0
-        for bucket in self.buckets:
+        for bucket in self.buckets:  # a run that nobody finished is not to be in ``starts``
             bucket.execution.rewind()
             bucket.end_pass()
         self._begin_anew()

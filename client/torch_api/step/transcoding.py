@@ -13,6 +13,7 @@ from bagua.algorithms import Codec
 
 def buffer_of(tensor: torch.Tensor) -> Any:
     """The memory of a contiguous tensor as the core takes it. The tensor must outlive it."""
+    # No copy is made: the core reads the tensor's own memory.
     return (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
 
 

@@ -16,6 +16,7 @@ class Undo:
     def __init__(self, bucket: PlanBucket, plan: Plan) -> None:
         self._bucket = bucket
         self._slots = changed_in_place(plan)
+        # Tensors outside of slots, of an optimizer for example.
         self._beside = [step.beside for step in plan.steps if isinstance(step, Local) and step.beside is not None]
         self._copies: list[torch.Tensor] = []
         self.needed = bool(self._slots or self._beside)
@@ -33,7 +34,7 @@ class Undo:
         if self.saved:
             return
         tensors = self._tensors()
-        if not self._copies:
+        if not self._copies:  # made once: the shapes stay
             self._copies = [torch.empty_like(tensor) for tensor in tensors]
         with torch.no_grad():
             torch._foreach_copy_(self._copies, tensors)

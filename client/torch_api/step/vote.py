@@ -170,7 +170,7 @@ class ElasticVote(Vote):
 
     def unit(self, steps: bool = False) -> Unit:
         found = Unit(self._units, self._group.everyone.id, self._members, True, steps)
-        found.mark = self._communicators.mark()
+        found.mark = self._communicators.mark()  # a repeat gives the communicators' numbers again from here
         return found
 
     def _members(self) -> Communicator:
@@ -187,7 +187,7 @@ class ElasticVote(Vote):
         everyone, executions = self._group.everyone, []
         for bucket in buckets:
             executions.append(bucket.execution)
-        if self._checked != (everyone, executions):
+        if self._checked != (everyone, executions):  # asked once for the same buckets, not in each step
             self._checked = everyone, executions
             self._single = all(_only_among(everyone, execution.single) for execution in executions)
         return flags if self._single and flags.attach(everyone, executions[-1]) else None
@@ -217,10 +217,10 @@ class ElasticVote(Vote):
         return self.together(lambda: self._exchange(begun), lambda: _rewind(begun), conclude, steps=True)
 
     def _exchange(self, begun: Sequence[PlanBucket]) -> list[Times]:
-        if any(bucket.execution.lost for bucket in begun):
+        if any(bucket.execution.lost for bucket in begun):  # a loss came before the join
             _rewind(begun)
         if not self.renewal.follow():
-            _rewind(begun)
+            _rewind(begun)  # the exchange is left out: all ranks have one state after it
             self.renewal.begin_anew()
             return []
         for bucket in begun:
@@ -235,13 +235,13 @@ class ElasticVote(Vote):
         try:
             if not any(bucket.execution.lost for bucket in begun):
                 times = join_all(begun)
-                devices(self._session).await_results()
+                devices(self._session).await_results()  # on a device ``wait`` returns before results are there
             elif any(bucket.execution.ended for bucket in begun):
                 raise Regrouped("An exchange could not begin.")
         except Regrouped:
             self._units.recover(generation)
         for bucket in begun:
-            if not bucket.execution.lost:
+            if not bucket.execution.lost:  # out of step: what arrived before the loss counts
                 bucket.execution.conclude()
             bucket.execution.rewind()
         return times

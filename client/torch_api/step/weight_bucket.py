@@ -60,6 +60,7 @@ class WeightBucket(PlanBucket):
 
     def shut(self, step: Step, changed: bool) -> None:
         """Copies the step's results back into the parameters."""
+        # A Local step that used ``views`` alone has changed the parameters themselves.
         if changed and WEIGHT in step.writes and (self._copied or not isinstance(step, Local)):
             self._copy(self._parameters(), self._parts)
         self._open = self._copied = False

@@ -22,12 +22,13 @@ MAX_TEXT_BYTES = 1 << 30
 
 def gather_texts(text: bytes, group: Communicator) -> list[bytes]:
     """Returns every rank's ``text``, in the order of ranks. Where all are equal, only digests travel."""
+    # The length, so that all can pad where texts differ.
     digest = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
     digests = _gather_bytes(digest, group)
     if all(other == digest for other in digests):
         return [text] * group.nranks()
     lengths = [int.from_bytes(other[-8:], "little") for other in digests]
-    rows = _gather_bytes(text.ljust(max(lengths)), group)
+    rows = _gather_bytes(text.ljust(max(lengths)), group)  # all-gather takes equally many bytes from each rank
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
@@ -35,7 +36,7 @@ def raise_together(mistake: Exception | None, group: Communicator) -> None:
     """Raises on every rank if one of them has a ``mistake``: its own there, elsewhere a BaguaError with its words."""
     texts = gather_texts(str(mistake).encode() if mistake is not None else b"", group)
     if mistake is not None:
-        raise mistake
+        raise mistake  # its own, with its traceback
     told = [f"rank {group.ranks[index]}: {text.decode()}" for index, text in enumerate(texts) if text]
     if told:
         raise BaguaError(f"Another rank failed. {'; '.join(told)} [BG511]")
@@ -54,7 +55,7 @@ def broadcast_json(document: Any, group: Communicator, root: int = 0) -> Any:
     length = torch.tensor([len(text)], device="cpu")
     group.broadcast(length, root)
     size = int(length.item())
-    if not 0 < size <= MAX_TEXT_BYTES:
+    if not 0 < size <= MAX_TEXT_BYTES:  # the number comes from another rank
         raise BaguaError(f"Rank {root} announced a description of {size} bytes, which can't be. [BG504]")
     received = bytearray(text) or bytearray(size)
     group.broadcast(torch.frombuffer(received, dtype=torch.uint8), root)
@@ -86,6 +87,7 @@ def by_device(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], group: Communicator, root: int) -> None:
     """``broadcast_tensors`` for tensors of one device, in packs that fit into ``stage``."""
     settable = [elements_of(tensor) for tensor in tensors]
+    # Bytes are copied: a lazy conjugate or sign would get lost.
     plain = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in settable]
     for pack in _packs([tensor.view(-1).view(torch.uint8) for tensor in plain if tensor.numel()]):
         end = pack[-1][0] + pack[-1][1].numel()
@@ -96,7 +98,7 @@ def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], gro
         if group.rank() != root:
             for begin, data in pack:
                 data.copy_(stage[begin : begin + data.numel()])
-    for tensor, received in zip(settable, plain, strict=True):
+    for tensor, received in zip(settable, plain, strict=True):  # those that had to be copied into a row
         if received is not tensor:
             tensor.copy_(received)
 

@@ -47,6 +47,7 @@ def reify(chosen: Algorithm, process_group: ProcessGroup) -> AlgorithmImpl:
 def describe_algorithm(chosen: Algorithm) -> str:
     """The text that ranks compare: the class, and the settings of classes of this library. Others may differ from rank
     to rank in their attributes."""
+    # A class of the program's may have anything in its attributes.
     if not type(chosen).__module__.startswith("bagua.algorithms"):
         return type(chosen).__name__
     plain = (bool, int, float, str, Codec, type(None))

@@ -214,7 +214,7 @@ class BackwardPasses:
             self.at_end()
         if late and self._model.exchanged == GRADIENT:
             self.begins_after_step = True
-            if not self._model.bagua_optimizers:
+            if not self._model.bagua_optimizers:  # no optimizer's step will follow
                 self._begin_late()
 
     def _abandon(self) -> None:
@@ -225,7 +225,7 @@ class BackwardPasses:
             under_way = self.step.abandon() or under_way
         if self.sparse is not None:
             self.sparse.abandon()
-        if under_way and self._runner.everyone.nranks() > 1:
+        if under_way and self._runner.everyone.nranks() > 1:  # a rank alone is in step with itself
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "

@@ -86,6 +86,7 @@ class _Part:
             optimizer.register_step_pre_hook(self._before_step),
             first_behind(optimizer, self._after_step),
         ]
+        # ``fuse_optimizer`` steps plainly then.
         optimizer._bagua_steps_in_backward = True  # type: ignore[attr-defined]
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class _Part:
         self._optimizer._bagua_steps_in_backward = False  # type: ignore[attr-defined]
 
     def take(self, parameters: Sequence[torch.Tensor], early: bool) -> None:
-        if not self.seen:
+        if not self.seen:  # the first bucket of a pass decides for all
             self._moved = early
             self._settings = _settings(self._optimizer)
             self._look_at_groups()
@@ -105,7 +106,7 @@ class _Part:
             assert one.grad is not None
             self.seen[one] = one.grad, one.grad._version
             if not self._moved:
-                self._values[one] = one.grad.detach().clone()
+                self._values[one] = one.grad.detach().clone()  # GradScaler changes values without a version
 
     def _look_at_groups(self) -> None:
         """Finds each parameter's group again, if groups have changed."""
@@ -133,7 +134,7 @@ class _Part:
     def _before_step(self, _: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self.seen:
             return
-        if any(one is not None for one in (*arguments[1:], *named.values())):
+        if any(one is not None for one in (*arguments[1:], *named.values())):  # the first argument is the optimizer
             self._refuse("optimizer.step() got a closure, which computes gradients anew")
         for one, (gradient, version) in self.seen.items():
             if one.grad is not gradient or gradient._version != version or self._changed(one):
@@ -149,7 +150,8 @@ class _Part:
         if self._moved:
             rest = [[one for one in group["params"] if one not in self.seen] for group in self._optimizer.param_groups]
             self._exchange.put(rest, {})
-        elif not home_of_step(self._optimizer).startswith("torch.optim"):
+        elif not home_of_step(self._optimizer).startswith("torch.optim"):  # torch's own treat each element by itself
+            # Half of them: a norm over all would be another one.
             self._trial = _Trial(self._optimizer, list(self.seen)[: max(1, len(self.seen) // 2)], self._groups)
 
     def _changed(self, parameter: torch.Tensor) -> bool:
@@ -239,6 +241,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Returns the settings of all groups, comparable."""
     return [
         {
+            # The version tells of a change in place: ``lr`` may be a tensor.
             name: (id(value), value._version) if isinstance(value, torch.Tensor) else copy.copy(value)
             for name, value in group.items()
             if name != "params"

@@ -73,9 +73,11 @@ class ModelBuckets:
             self._tensors = list(self._algorithm.init_tensors(self._ddp))
             if self._follows_arrival:
                 place = {name: number for number, name in enumerate(self.arrival)}
+                # Names that never came are last.
                 self._tensors.sort(key=lambda tensor: place.get(self._name(tensor), len(place)))
             layouts = self._layouts()
             if not self._runner.on_device:
+                # Before anything is made: memory that is short is told in words.
                 self._session.memory.require(sum(map(self._bytes_needed, layouts)))
         self._fill(layouts)
         self._alone = False
@@ -95,7 +97,7 @@ class ModelBuckets:
         ``again``: a member was lost, and some ranks had got further than others."""
         if again:
             self.arrival = []
-            self._anew = True
+            self._anew = True  # ranks that had got further have made their buckets already
         if not self.wants_arrival():
             return None
         place = {self._name(tensor): number for number, tensor in enumerate(self._tensors)}
@@ -145,13 +147,14 @@ class ModelBuckets:
         wanted = [name for names in cuts for name in names]
         if sorted(wanted) != sorted(self._name(tensor) for bucket in self.buckets for tensor in bucket.tensors):
             raise ValueError("Cuts must name each parameter that is exchanged once.")
+        # Tensors that are in no bucket, being empty.
         rest = [tensor for name, tensor in by_name.items() if name not in set(wanted)]
         self._tensors = [*(by_name[name] for name in wanted), *rest]
         self.arrival = [self._name(tensor) for tensor in self._tensors] if self._follows_arrival else []
         self.wanted_cuts = [list(names) for names in cuts]
         self.release()
         self._runner.give_own_again()
-        alone, self._alone = self._alone, True
+        alone, self._alone = self._alone, True  # no messages: all ranks have been told the cuts
         try:
             self._fill(self._layouts())
         finally:
@@ -208,6 +211,7 @@ class ModelBuckets:
     def _groups(self) -> list[list[torch.Tensor]]:
         by_name = {self._name(tensor): tensor for tensor in self._tensors}
         wanted = [name for names in self.wanted_cuts for name in names]
+        # Cuts that do not fit, of another program, are no cuts.
         if self.wanted_cuts and len(wanted) == len(by_name) and all(name in by_name for name in wanted):
             return [[by_name[name] for name in names] for names in self.wanted_cuts]
         return self.default_groups()
@@ -252,7 +256,7 @@ class ModelBuckets:
             for layout in layouts:
                 self.buckets.append(self._bucket(layout))
             self._guest.adopt(self.buckets)
-        with self._together():
+        with self._together():  # in two parts: plans are made when all ranks have memory
             for bucket in self.buckets:
                 self._algorithm.init_operations(self._ddp, bucket)
                 self._runner.adopt(bucket)
@@ -271,7 +275,7 @@ class ModelBuckets:
         try:
             raise_together(mistake, self._runner.everyone)
         except Exception:
-            self.release()
+            self.release()  # memory of ranks that succeeded goes back, too
             raise
 
 
@@ -284,7 +288,7 @@ def _of_one_dtype(layout: BucketLayout | PlanBucket) -> list[BucketLayout | Plan
         raise BaguaError(
             f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors. [BG306]"
         )
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}  # a bucket is one tensor
     for tensor in layout.tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     if len(by_dtype) == 1:

@@ -47,7 +47,7 @@ class _Pack:
         begins, end = [], 0
         for buffer in buffers:
             begins.append(end)
-            end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT
+            end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT  # views of any dtype begin there
         if PORT.cuda.holds(buffers[0]):
             self._stage = torch.empty(end, dtype=torch.uint8, device=buffers[0].device)
         else:

@@ -47,6 +47,7 @@ def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
 
 def refuse_ddp(module: torch.nn.Module) -> None:
     """Raises BaguaError if torch exchanges gradients of the model or of a part of it already."""
+    # Not imported here: a program that uses it has done so.
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     for name, part in module.named_modules():
         kind = None
@@ -110,7 +111,7 @@ def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: C
         mistake = error
         text = canonical({"error": str(error)})
     texts = gather_texts(text, group)
-    if mistake is not None:
+    if mistake is not None:  # after the exchange: the others have the words
         raise mistake
     check_descriptions(texts)
 

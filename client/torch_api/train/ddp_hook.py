@@ -124,6 +124,7 @@ class HookBucket(PlanBucket):
         assert self.plan is not None
         if any(GRADIENT in step.reads for step in self.plan.steps):
             self.slot(GRADIENT).copy_(flat)
+        # A future with devices makes streams wait, and not the host.
         self.future = Future(devices=[flat.device] if self.on_device else None)
         self.execution.start()
         return self.future
@@ -213,6 +214,7 @@ class _DdpModel:
         return future
 
     def _begin_pass(self) -> None:
+        # A list: all are abandoned, and not those up to the first.
         abandoned = [bucket.execution.abandon() for bucket in self._buckets]
         if any(abandoned) and self._everyone.nranks() > 1:
             raise BaguaError(
@@ -226,7 +228,7 @@ class _DdpModel:
 
     def _end_pass(self, count: int) -> None:
         """Waits for all, and runs the rest of their plans."""
-        self._release(count)
+        self._release(count)  # buckets that DDP has no more
         join_all(self._buckets)
         for bucket in self._buckets:
             bucket.tell()

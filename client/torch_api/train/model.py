@@ -152,7 +152,7 @@ class DistributedModel(Mark):
         try:
             self._runner.vote.together(lambda: self._wrap(algorithm), again=self._layout.release)
         except BaseException:
-            with suppress(CommunicationError):
+            with suppress(CommunicationError):  # the first error is told, whatever closing meets
                 self.close()
             raise
         keepers(self._session).add("model", self._state)
@@ -209,7 +209,7 @@ class DistributedModel(Mark):
         compare_ranks(self, algorithm, self._group)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
-        if self._new_tuner is not None and self._tuner is None:
+        if self._new_tuner is not None and self._tuner is None:  # once: a repeat keeps the one that there is
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
@@ -248,6 +248,7 @@ class DistributedModel(Mark):
         refuse_sparse([name for name, _ in sparse], self.bagua_algorithm, False, adding)
         self.passes.sparse = SparseGradients(sparse, self._runner, self.passes.step) if sparse else None
         self.shadow.use_uneven(self.shadow.uneven)
+        # Smaller models leave no holes that are worth a look.
         largest = max((one.nbytes for _, one in self.trained() if one.device.type == "cpu"), default=0)
         self.passes.trimmer = HeapTrimmer() if largest >= HeapTrimmer.SMALLEST else None
         self._install_hooks()
@@ -383,6 +384,7 @@ class DistributedModel(Mark):
     def _release(self) -> None:
         """Memory and communicators go back, once operations are over. Where ranks are not in step (on communicators of
         the algorithm's own) those that are behind catch up, or the others would wait for ever."""
+        # A session that has ended has ended all operations.
         if self._runner.has_own and self._session is CURRENT.session:
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
                 self._runner.vote.together(self._layout.compare_starts, show=lambda _: self._renewal.end())
@@ -410,7 +412,7 @@ class DistributedModel(Mark):
 
     def _before_forward(self, _: torch.nn.Module, inputs: Any) -> None:
         self.passes.check()
-        if not self.module.training:
+        if not self.module.training:  # evaluation exchanges nothing
             return
         self.shadow.tell_forward()
         if torch.is_inference_mode_enabled():  # memory that is made here is written in training, too
@@ -425,6 +427,7 @@ class DistributedModel(Mark):
             self._tracer.recording.enclose(self, "forward", begin=True)
 
     def _begin_step(self, inputs: Any) -> None:
+        # A pass that accumulates is inside of a step.
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._renewal.thread = threading.get_ident()
             self._between_steps(marked=False)
@@ -448,6 +451,7 @@ class DistributedModel(Mark):
     @beside_graphs
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._on_step(optimizer)
+        # The last optimizer's step ends the training step.
         if self.passes.begins_after_step and optimizer is self.bagua_optimizers[-1]:
             self._begin_late()
 
@@ -533,6 +537,7 @@ class DistributedModel(Mark):
 
     def go_back(self, told: dict[str, Any]) -> None:
         self._give_back()
+        # Before the buckets are made: they get the order of the checkpoint.
         self._layout.arrival = list(told["arrival"])
         self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
@@ -543,7 +548,7 @@ class DistributedModel(Mark):
 
     @beside_graphs
     def _reduce_loss(self, loss: float) -> float:
-        if self.exchanged != GRADIENT:
+        if self.exchanged != GRADIENT:  # replicas differ where weights are exchanged: each has its own loss
             return loss
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
         self._group.allreduce_inplace(total, ReduceOp.SUM if self.shadow.adding else ReduceOp.AVG)
@@ -584,7 +589,7 @@ class DistributedModel(Mark):
         For algorithms: waits for ``buckets`` that have been started (None: all of the model), and runs the rest of
         their plans, in an order that is the same on all ranks. Faster than joining them one by one where plans have
         several steps."""
-        if isinstance(buckets, bool):
+        if isinstance(buckets, bool):  # torch's DDP has its first argument there
             divide_by_initial_world_size, buckets = buckets, None
         begin = self._runner.clock()
         times = self._join_buckets(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
@@ -613,13 +618,14 @@ class DistributedModel(Mark):
             torch._foreach_copy_(weights, self._runner.vote.together(lambda: self._means(weights)))
 
     def _means(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # Clones: an attempt may be repeated.
         means = [one.detach().clone(memory_format=torch.contiguous_format) for one in tensors]
         for mean in means:
             self._group.allreduce_inplace(mean, ReduceOp.AVG)
         return means
 
 
-_MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()
+_MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()  # weak: a model that is dropped goes
 
 
 def _in_child() -> None:

@@ -58,6 +58,7 @@ class ModelRenewal:
             for bucket in self._model.bagua_buckets:
                 bucket.follow_members(before, now)
             self.changed, self._ranks = False, now
+            # Asked in any case: it is to hear of each change.
             self._anew = not self._model.bagua_algorithm.follow_members(self._model) or self._anew
             self.due = self._anew and not self._runner.vote.waits
         return not self._anew

@@ -78,14 +78,14 @@ class ModelState:
         held: list[torch.Tensor] = []
         for optimizer, told in zip(self._model.bagua_optimizers, document["optimizers"], strict=True):
             decode_optimizer(optimizer, told, held)
-        self._runner.follow(document["communicators"])
+        self._runner.follow(document["communicators"])  # buckets are made of these communicators below
         self._model.bagua_algorithm.hear_as_newcomer(document["algorithm"])
         self._model.follow_as_newcomer(document["model"])
         for bucket, residuals in zip(self._model.bagua_buckets, document["residuals"], strict=True):
             for action, (number, sides) in zip(_with_residuals(bucket), residuals, strict=True):
                 action.follow((number, sides))
         self._runner.forget_residuals()
-        tensors += self._tensors(held)
+        tensors += self._tensors(held)  # in the order of ``give``
 
     def taken(self) -> None:
         """Tensors were filled where they are used."""
@@ -104,6 +104,7 @@ class ModelState:
         optimizers = [encode_optimizer(optimizer, held) for optimizer in model.bagua_optimizers]
         experts = [encode_experts(optimizer, held) for optimizer in model.bagua_optimizers]
         exchanged = {name for name, _ in shared_state(model.module, model.parameters_to_ignore)}
+        # Replicas that differ, as of decentralized algorithms, are each rank's own.
         trained = exchanged.difference(name for name, _ in model.module.named_buffers()) if algorithm.alike else set()
         found = Kept(
             {
@@ -115,6 +116,7 @@ class ModelState:
             },
             {"optimizers": None if algorithm.alike else optimizers, "experts": experts},
         )
+        # Out of step replicas differ by the moment alone: rank 0's stand for all.
         mine: Tensors = found.of_rank if algorithm.waits else {}
         everything = [*model.module.named_parameters(), *model.module.named_buffers()]
         for path, name, tensor in [
@@ -156,7 +158,7 @@ class ModelState:
         optimizers = self._model.bagua_optimizers
         paths: list[tuple[Path, str]] = []
         for number, document in enumerate(documents):
-            which = number % len(optimizers)
+            which = number % len(optimizers)  # documents of experts follow those of all, in the same order
             label = "optimizer" if which == 0 else f"optimizer {which + 1}"
             found = optimizer_paths(optimizers[which], document, names)
             paths += [((label, *path), path[1]) for path in found]
@@ -164,9 +166,11 @@ class ModelState:
 
     def misfit(self, document: Any) -> str:
         theirs = dict(document["description"])
+        # Another algorithm may go on from it: settings need not agree.
         if theirs["settings"] != self._model.description["settings"]:
             theirs = {**theirs, "settings": self._model.description["settings"]}
         text = first_difference([theirs, self._model.description])
+        # Experts are spread over ranks.
         if not text and document["experts"] and document["model"]["ranks"] != self._runner.everyone.nranks():
             text = f"It has experts of {document['model']['ranks']} ranks: start as many ranks."
         text = text.replace("The ranks' models differ. ", "")
@@ -190,6 +194,7 @@ class ModelState:
         if not self._anew:
             return found
         everything = {**found.of_rank, **found.of_first, **found.alike}
+        # State of another algorithm means nothing to this one.
         return Kept(None, alike={path: one for path, one in everything.items() if path[0].startswith(OF_PROGRAM)})
 
     def filled(self, ranks: int) -> None:

@@ -47,7 +47,7 @@ class Newcomers:
 
         handles = [register_module_parameter_registration_hook(note), register_module_module_registration_hook(note)]
         for handle in handles:
-            weakref.finalize(self, handle.remove).atexit = False
+            weakref.finalize(self, handle.remove).atexit = False  # the interpreter's end removes hooks itself
         return handles
 
     def found(self) -> bool:
@@ -81,6 +81,7 @@ class Newcomers:
 
     def _look(self) -> str | None:
         self._find_frozen()
+        # Cheap: names and checks are only for one that is found.
         if any(parameter not in self._known for parameter in self._module.parameters() if parameter.requires_grad):
             for name, parameter in trainable_parameters(self._module, self._ignored):
                 if parameter not in self._known:

@@ -30,7 +30,7 @@ class Exchange:
         """``lists``: for each group its parameters from now on. ``states``: of those that the optimizer lacks."""
         for group, parameters in zip(self._optimizer.param_groups, lists, strict=True):
             self._before.append((group, group["params"]))
-            group["params"] = list(parameters)
+            group["params"] = list(parameters)  # a copy: the optimizer's own list stays as it was
         self._states = list(states)
         self._optimizer.state.update(states)
 
@@ -74,13 +74,14 @@ def step_with(
 def first_behind(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> Any:
     """Registers a step post-hook that runs before the others that there are. Returns its handle."""
     handle = optimizer.register_step_post_hook(hook)
+    # Torch's handles are of an OrderedDict: order is that of calls.
     optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
     return handle
 
 
 def own_code(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """The step that the optimizer's class defines, without hooks."""
-    found: Callable[..., Any] = type(optimizer).step
+    found: Callable[..., Any] = type(optimizer).step  # torch has wrapped the class's step with its hooks
     return getattr(found, "__wrapped__", found) if getattr(found, "hooked", False) else found
 
 
@@ -94,7 +95,7 @@ def average_losses(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Step pre-hook of LBFGS: the closure that is passed on returns the loss over all ranks. LBFGS decides by it: with
     different losses ranks would part ways and wait for ever."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
     if closure is None:
         return None
 

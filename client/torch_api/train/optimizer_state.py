@@ -70,7 +70,7 @@ def _plain_items(items: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[
     found = {}
     for name, value in items.items():
         try:
-            encode(value, [])
+            encode(value, [])  # tried with a list that is dropped: half a value must leave no tensors
         except TypeError:  # a function, say: every rank keeps its own
             continue
         found[name] = encode(value, tensors)
@@ -116,7 +116,7 @@ def _decode_states(
         if getattr(parameter, "expert", False) != experts:
             continue
         if state is None:
-            optimizer.state.pop(parameter, None)
+            optimizer.state.pop(parameter, None)  # rank 0 has no state for it, and so none has
         else:
             optimizer.state[parameter] = decode(state, tensors, parameter)
 
@@ -136,6 +136,7 @@ def broadcast_optimizers(
         try:
             document = {"optimizers": [encode_optimizer(optimizer, tensors) for optimizer in optimizers]}
         except TypeError as error:
+            # All must learn it: the others wait for a document.
             document = {"error": f"The state of an optimizer holds what can't be broadcast: {error}. [BG615]"}
     document = broadcast_json(document, group, root)
     if "error" in document:

@@ -64,6 +64,7 @@ class BucketState:
         for name in bucket.kept_slots:
             flat = bucket.slot(name)
             kept = self._slots.setdefault(name, {})
+            # A clone: the bucket's memory goes back before it is filled again.
             kept.update((one, flat[begin : begin + length].clone()) for one, begin, length in spans)
         for index, action in enumerate(bucket.execution.actions):
             for number, lost in enumerate([*action.own(), *action.shared()]):
@@ -104,6 +105,7 @@ class BucketState:
         """Fills the buckets as they were cut before: the engine still has their residuals, under their numbers."""
         for bucket in buckets:
             for index, action in enumerate(bucket.execution.actions):
+                # All parameters of a bucket have the bucket's residual.
                 for part in self._engine.get(index, {}).get(bucket.names[0], ()):
                     action.follow_among(part.members, part.residual)
         self.put(buckets)
@@ -115,7 +117,7 @@ class BucketState:
             for parts in by_name.values():
                 for part in parts:
                     found.setdefault(part.members, {})[part.residual[0]] = None
-        return {
+        return {  # ``to`` 0: residual ``from`` goes
             members: [word for one in numbers for word in (0, 0, 0, one, 0, 0, 0)] for members, numbers in found.items()
         }
 
@@ -127,10 +129,10 @@ def move_residuals(runner: Runner, moves: Mapping[Members, list[int]]) -> None:
     for members, words in moves.items():
         memory, place = runner.allocate(len(words), torch.int64)
         memory.copy_(torch.tensor(words, dtype=torch.int64, device="cpu"))
-        tables.append(memory)
+        tables.append(memory)  # the table must live until the operation is over
         kind, dtype = connection.kinds["move_residuals"], connection.dtypes["int64"]
         operation = request(kind, comm=members.id, dtype=dtype, count=len(words), src=place, label="new cuts")
-        operation["fenced"] = True
+        operation["fenced"] = True  # fenced: after all that was submitted before it
         tickets.append(connection.submit(operation))
     for ticket in tickets:
         connection.wait(ticket)
@@ -154,7 +156,7 @@ def recut(
                     before = None
             if not unit.settled:
                 follow()
-                before = layout.cuts, BucketState(layout.buckets)
+                before = layout.cuts, BucketState(layout.buckets)  # complete before buckets go
                 layout.cut(cuts)
                 move_residuals(runner, before[1].put(layout.buckets))
                 used()

@@ -136,6 +136,7 @@ class StepRecorder:
 
     def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
         if self.done and self._ends:
+            # All ranks come here after the same step.
             print(f"bagua advise: {self._wanted} steps were recorded; the script ends here.", flush=True)
             raise SystemExit(0)
         if module.training:
@@ -191,7 +192,9 @@ class StepRecorder:
         found.sort(key=lambda one: one.ready_ns)
         forward, backward, rest = (max(0, round(statistics.median(one))) for one in zip(*self._spans, strict=True))
         buckets = _medians(self._costs)
+        # Small buckets measure latency.
         speeds = [cost.bytes / cost.wire_s for cost in buckets if cost.bytes >= LARGE_BYTES and cost.wire_s > 0]
+        # Between hosts the speed is that of the network.
         reduce = statistics.median(speeds) if speeds and self._hosts == 1 and self._ranks > 1 else REFERENCE.reduce
         return StepProfile(
             tuple(found),
@@ -220,7 +223,7 @@ class StepRecorder:
 
 def _medians(steps: Sequence[Sequence[BucketCost]]) -> tuple[BucketCost, ...]:
     """Returns medians by bucket, over the steps whose buckets are those of the last."""
-    sizes = [cost.bytes for cost in steps[-1]] if steps else []
+    sizes = [cost.bytes for cost in steps[-1]] if steps else []  # buckets are made again after the first pass
     alike = [costs for costs in steps if [cost.bytes for cost in costs] == sizes]
     return tuple(
         BucketCost(

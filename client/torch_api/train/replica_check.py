@@ -84,7 +84,7 @@ class ReplicaCheck:
             return
         found = self._runner.vote.together(self._compare)
         names = {name for one in found for name in one.names}
-        if names <= self._told:
+        if names <= self._told:  # told once for each parameter
             return
         self._told |= names
         text = describe(found, self.exchanges, len(self._names))
@@ -96,14 +96,17 @@ class ReplicaCheck:
     @torch.no_grad()
     def _compare(self) -> list[Difference]:
         group = self._runner.everyone
+        # Names are looked up anew: parameters may have been replaced.
         parameters = dict(self._module.named_parameters())
         sums, norms = _checksums([parameters.get(name) for name in self._names])
         self._norms = torch.maximum(self._norms, norms)
         kind = torch.tensor([float(arithmetic())], dtype=torch.float64, device="cpu")
+        # The least, too, by one reduction: with its sign turned.
         largest = torch.cat([sums, -sums, kind, -kind, self._norms])
         group.allreduce_inplace(largest, ReduceOp.MAX)
         count = len(sums)
         most, minus_least, kinds, norms = torch.split(largest, [count, count, 2, count])
+        # All ranks have the same kernels: coarser dtypes round alike.
         eps = torch.full_like(self._eps, _eps(torch.float32)) if kinds.sum() == 0 else self._eps
         allowed = ALLOWED * self.exchanges**0.5 * eps * norms
         which = (most + minus_least > allowed).nonzero().view(-1)
@@ -172,6 +175,7 @@ def checksum(parameter: torch.Tensor) -> torch.Tensor:
         squares.append(torch.dot(wide, wide))
     if len(sums) == 1:
         return torch.stack([sums[0], squares[0].sqrt()])
+    # A sum of sums: few numbers, whatever the size.
     return torch.stack([checksum(torch.stack(sums))[0], torch.stack(squares).sum().sqrt()])
 
 
@@ -180,6 +184,7 @@ def _weights(device: torch.device) -> torch.Tensor:
     """Random weights, the same on all ranks: as many as are in the cache with the part of a parameter, on a device as
     one launch is worth."""
     count = 1 << 15 if device.type == "cpu" else 1 << 22
+    # A seed, so that all ranks draw the same.
     drawn = torch.rand(count, dtype=torch.float64, device="cpu", generator=torch.Generator().manual_seed(39))
     signs = torch.where(drawn < 0.5, -1.0, 1.0)  # none is near 0, which would not see its element
     return (signs * (0.5 + (drawn * 2) % 1)).to(device)
@@ -208,5 +213,6 @@ def _processor() -> str:
     lines: set[str] = set()
     with suppress(OSError):
         told = Path("/proc/cpuinfo").read_text().splitlines()
+        # Names of x86 and ARM.
         lines = {line for line in told if line.startswith(("model name", "flags", "CPU part", "Features"))}
     return " ".join([torch.__version__, torch.backends.cpu.get_cpu_capability(), PORT.cuda.name(), *sorted(lines)])

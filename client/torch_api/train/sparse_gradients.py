@@ -60,6 +60,7 @@ class SparseGradients:
 
     def finish_after(self, finish_others: Callable[[], None]) -> None:
         """Ends the pass: ``finish_others`` exchanges the gradients in buckets. Nothing here if no gradient came."""
+        # Asked before the others end: they forget it.
         due = self._touched or (self._step is not None and self._step.touched)
         self._touched = False
         finish_others()
@@ -82,6 +83,7 @@ class SparseGradients:
         scale_gradients(self._parameters, changes / before)
 
     def _exchange(self) -> None:
+        # Without buckets it is the training step itself.
         self._runner.vote.together(self._means, show=_show, steps=self._step is None)
 
     def _means(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
@@ -89,7 +91,7 @@ class SparseGradients:
         self.weigh(self._runner.session.weights.changes)
         everyone = self._runner.everyone
         kinds = torch.tensor([_kind(parameter.grad) for parameter in self._parameters], device="cpu")
-        everyone.allreduce_inplace(kinds, ReduceOp.MAX)
+        everyone.allreduce_inplace(kinds, ReduceOp.MAX)  # DENSE is the largest: one dense gradient makes all dense
         factor = (1.0 if self._step is None else self._step.factor) / everyone.nranks()
         found = []
         for parameter, kind in zip(self._parameters, kinds.tolist(), strict=True):
@@ -97,9 +99,10 @@ class SparseGradients:
                 continue
             own = parameter.grad.detach() if parameter.grad is not None else _none_of(parameter)
             if kind == DENSE:  # another layer shares the weights
-                total = own.to_dense().clone()
+                total = own.to_dense().clone()  # a clone: ``.grad`` stays the contribution until the unit counts
                 everyone.allreduce_inplace(total, ReduceOp.SUM)
             else:
+                # One sparse dimension on all ranks: rows.
                 rows = own if own.sparse_dim() == 1 else own.to_dense().to_sparse(1)
                 total = sum_of_sparse(everyone, rows.coalesce())
             (total if kind == DENSE else total.values()).mul_(factor)  # mul_ of a sparse tensor leaves it uncoalesced

@@ -41,7 +41,7 @@ class Tracer:
     """One of a session, for all models: ``session.keep(Tracer)``."""
 
     def __init__(self, session: Session) -> None:
-        self._asked = session.connection.asked_for_trace
+        self._asked = session.connection.asked_for_trace  # the function itself: it is asked in each forward pass
         self._session = session
         self._seen = 0
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -146,7 +146,7 @@ class Recording:
         now, key = time.monotonic_ns(), (threading.get_ident(), phase)
         if begin:
             self._began[key] = now
-        elif (began := self._began.pop(key, None)) is not None:
+        elif (began := self._began.pop(key, None)) is not None:  # an end whose begin came before the recording
             self.note(phase, name, began, now)
 
     # ``Sink``

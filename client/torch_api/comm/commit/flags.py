@@ -57,7 +57,7 @@ class Flags(threading.local):
         self._made: dict[int, core.Flags] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
         self._place = NOWHERE
         self._shared = False
-        self._use(torch.zeros(3, dtype=torch.int32))
+        self._use(torch.zeros(3, dtype=torch.int32))  # three: most, minus the least, and the newest planned generation
         self.inside = self.catches_up = False
         self.caught_up_in = 0
         self.comm: int | None = None
@@ -126,6 +126,7 @@ class Flags(threading.local):
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
         given = self._followers.given
+        # One reduction, MAX, finds the least, too: with its sign turned.
         self.told = given, -given, self._session.connection.planned()
         if members.nranks() < 2:
             return

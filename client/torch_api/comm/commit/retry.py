@@ -82,6 +82,7 @@ class Unit:
     def __enter__(self) -> None:
         units, flags = self._units, self._units.flags
         if self._part:
+            # Operations of a part are not the last of their unit: no flags go along.
             self._comm, flags.comm = flags.comm, None
             return
         if self.settled:
@@ -95,6 +96,7 @@ class Unit:
             # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for it
             # before the flags are over: others, which that thread waits for, may wait for them.
             self._generation = units.present()
+            # Whatever other threads enter: operations of this one are of one generation.
             self._before, self._stays = units._session.connection.stay_in(self._generation), True
             flags.comm = self._scope if self._ends_early else None
         except BaseException:
@@ -158,7 +160,7 @@ class Unit:
     def _enter_next(self) -> None:
         """After a loss: what the others have committed, this member commits, too."""
         units, flags = self._units, self._units.flags
-        with suppress(CommunicationError):
+        with suppress(CommunicationError):  # it failed with the generation, which Regrouped has told
             flags.hear()
         flags.release()
         units._enter_next(self._generation)
@@ -173,7 +175,7 @@ class Unit:
         """The results are shown. Raises BaguaError, on all members, if they took different numbers of batches for this
         step."""
         units, flags = self._units, self._units.flags
-        most, least, _ = flags.told
+        most, least, _ = flags.told  # most, and minus the least: the sum is zero where all took as many
         if self._steps and most + least:
             self._fail()
             raise BaguaError(
@@ -289,7 +291,7 @@ class Units:
         self._exchanged.pop(scope, None)
 
     def _leave(self) -> None:
-        """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
+        # Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others.
         self.together(0, lambda: active_members(self._session.membership), nothing)
 
     # Changes of membership
@@ -298,7 +300,7 @@ class Units:
         """Enters the present generation with the others, where members were lost before this process joined. Waits for
         them: all tell each other how far they are."""
         membership = self._session.membership
-        if membership.lobby:
+        if membership.lobby:  # newcomers enter when they are let in
             return
         if self._session.connection.generation_is_over():
             self.recover(membership.generation)
@@ -320,6 +322,7 @@ class Units:
         flags, connection = self.flags, self._session.connection
         while True:
             generation = connection.settled
+            # Members don't wait for a newcomer.
             if flags.caught_up_in == generation or flags.catches_up or self._session.newcomer:
                 return generation
             self._catch_up(generation)
@@ -329,6 +332,7 @@ class Units:
         flags.caught_up_in = generation
         inside, flags.inside, flags.catches_up = flags.inside, False, True
         try:
+            # A list, no generator: all are asked, also after the first that did.
             while any([one.begin_anew_together() for one in list(self._out_of_step) if one.thread == thread]):
                 pass
         finally:
@@ -337,7 +341,7 @@ class Units:
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
         with self._flags_under_way, self.calm, self._session.connection.entering():
-            while not self._enter_once(generation):
+            while not self._enter_once(generation):  # it ended meanwhile: the one after it is entered
                 generation = self._session.membership.generation
 
     def _enter_once(self, generation: int) -> bool:
@@ -395,7 +399,7 @@ class Units:
                 self.changes.tell()
                 self.recover(generation)
             elif self._due():
-                self.recover(-1)
+                self.recover(-1)  # -1 is no generation: none is entered, and newcomers are heard
         finally:
             laps = self._standing.laps
             self._standing = self._standing._replace(between=False, laps=laps + 1)
@@ -426,7 +430,7 @@ class Units:
     def _hear(self) -> None:
         session, generation = self._session, self._session.membership.generation
         first = self._heard_in != generation
-        session.companion.leave()
+        session.companion.leave()  # frees ranks that wait for this one in torch.distributed
         rows = call_the_roll(session, self._row())
         outcome = settle({member: row.standing for member, row in rows.items()})
         whole = {member: row for member, row in rows.items() if member not in outcome.newcomers}
@@ -483,9 +487,9 @@ class Units:
         """Ends this newcomer, which can't join, at once, because the others wait for it."""
         member = self._session.membership.member
         print(f"bagua: member {member} can't join the job, which goes on without it. {words}", file=sys.stderr)
-        sys.stdout.flush()
+        sys.stdout.flush()  # ``os._exit`` flushes nothing
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(1)  # no handlers run: the others wait for the end of this process
 
 
 def units(session: Session) -> Units:
