@@ -35,6 +35,7 @@ class Family:
         """The family with a value for each tuple of labels."""
         made: CounterMetricFamily | GaugeMetricFamily
         if self.kind == "counter":
+            # The library adds "_total" to each sample.
             made = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
         else:
             made = GaugeMetricFamily(self.name, self.help, labels=self.labels)

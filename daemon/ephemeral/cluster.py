@@ -73,7 +73,7 @@ class Cluster:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 if end.done():
-                    end.result()
+                    end.result()  # raises what has ended it
         finally:
             await users.close()
             # The daemon first: the coordinator hears how the ranks ended.

@@ -29,7 +29,7 @@ class NodeProcess:
             tls = admission.write_certificates(state / "tls")
             command += ["--tls", str(tls), "--data-host", admission.address]
         self._leash, theirs = parent_socket.pair()
-        with theirs:
+        with theirs:  # closed here once the child has it: else its end would not be seen
             command += ["--leash", str(theirs.fileno())]
             log = state / "node.log"
             self._service = ServiceProcess("node daemon", "bagua.daemon.node", command, log, passed=[theirs.fileno()])

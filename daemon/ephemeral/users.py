@@ -35,7 +35,7 @@ class Users:
 
     def listen(self, path: Path) -> None:
         """Takes others that connect to ``path``, in a folder of this user alone. Raises OSError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # not SOCK_STREAM: a packet is a message
         listener.setblocking(False)
         listener.bind(str(path))
         listener.listen(128)
@@ -53,7 +53,7 @@ class Users:
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop itself refers to tasks weakly
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket, path: Path) -> None:

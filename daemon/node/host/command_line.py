@@ -220,6 +220,7 @@ def node(
 
 def _told_coordinator(leash: int | None) -> str:
     """Ends this process if the other one has gone."""
+    # A copy: the daemon goes on with the leash itself.
     with socket.socket(fileno=os.dup(leash if leash is not None else -1)) as end:
         told = receive(end)
     if told is None:

@@ -187,6 +187,7 @@ class NodeDaemon:
         loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
+            # Called last, as the first one here: nothing starts a child any more.
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             if self._echo is not None:
                 closing.push_async_callback(asyncio.to_thread, self._echo.close, ECHO_S)
@@ -214,7 +215,7 @@ class NodeDaemon:
         users = Users(_refuse_question)
         closing.push_async_callback(users.close)
         users.add(socket.socket(fileno=first))
-        if self._settings.exit_when_idle_s is not None:
+        if self._settings.exit_when_idle_s is not None:  # on the first host its cluster listens there
             users.listen(self._sockets / CLUSTER_SOCKET)
         self._used = True
         self._check_idle()
@@ -268,7 +269,7 @@ class NodeDaemon:
             folders=(self._folder.path, self._folder.logs),
         )
         server = serve_metrics(self._settings.metrics_port, collector)
-        closing.callback(server.server_close)
+        closing.callback(server.server_close)  # called after ``shutdown``: the last one here comes first
         closing.callback(server.shutdown)
 
     async def _until_stopped(self, works: Sequence[asyncio.Future[Any]], ready: Ready) -> None:
@@ -297,7 +298,7 @@ class NodeDaemon:
         )
         self._keeper.ready(f"node {self._folder.node_id} serves the coordinator {self._settings.coordinator}")
         if await self._core.preload():
-            self._keeper.load()
+            self._keeper.load()  # not before it is built: a build would hold up the keeper
 
     async def _wind_down(self) -> None:
         """Stops the jobs, then lets the coordinator know, as long as it listens."""
@@ -436,7 +437,7 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> in
     folder = open_node_folder(settings, log)
     keeper = KeeperLink(settings.keeper_fd)
     try:
-        await keeper.receive_state()
+        await keeper.receive_state()  # before the rest, which is made of it
         return await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
         keeper.close()

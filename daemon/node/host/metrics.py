@@ -115,7 +115,7 @@ def _of_engines(jobs: list[Job]) -> Iterator[Metric]:
 
 def serve_metrics(port: int, collector: NodeCollector) -> WSGIServer:
     """Serves on 127.0.0.1. Raises ConfigError if the port is taken."""
-    registry = CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry(auto_describe=False)  # True would count once here, before anybody asks
     registry.register(collector)
     ProcessCollector(registry=registry)
     try:

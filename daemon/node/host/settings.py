@@ -186,9 +186,10 @@ def _check_data_host(host: str) -> None:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.bind((address[0], 0))
+            probe.bind((address[0], 0))  # any free port: what is tried is the address
     except OSError as error:
         raise ConfigError(
+            # Without the ":0" at its end: only the brackets of IPv6 are wanted.
             f"--data-host {join_address(host, 0)[:-2]} is no address of this machine: {error.strerror}. [BG919]"
         ) from error
     if str(address[0]) in ("0.0.0.0", "::"):

@@ -115,9 +115,10 @@ def _holds(path: Path, code: Code) -> bool:
 
 def unpack_beside(archive: Path, destination: Path, owner: tuple[int, int] | None = None) -> None:
     """Makes ``destination`` at once, with all files, or not at all. Raises LaunchError, OSError."""
+    # On the same disk, so that it can be renamed.
     made = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=destination.parent))
     try:
-        with tempfile.TemporaryFile(dir=destination.parent) as tar:
+        with tempfile.TemporaryFile(dir=destination.parent) as tar:  # not in /tmp, which may be small, or memory
             _decompress(archive, tar)
             tar.seek(0)
             _unpack(tar, made)
@@ -162,7 +163,7 @@ def _unpack(tar: IO[bytes], root: Path) -> None:
     links: list[tuple[str, str]] = []
     left, count = MAX_UNPACKED_BYTES, 0
     folders: set[PurePosixPath] = set()
-    with tarfile.open(fileobj=tar, mode="r:") as members:
+    with tarfile.open(fileobj=tar, mode="r:") as members:  # no compression: its size was limited before
         for member in members:
             count += 1
             left -= member.size
@@ -204,7 +205,8 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     source = members.extractfile(member)
     assert source is not None
+    # A name that comes twice, or leads through a link, is an error.
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(number, "wb") as file:
         shutil.copyfileobj(source, file, _COPY)
-        os.fchmod(file.fileno(), (member.mode & 0o777) | 0o600)
+        os.fchmod(file.fileno(), (member.mode & 0o777) | 0o600)  # no set-user-id; its owner can read and replace it

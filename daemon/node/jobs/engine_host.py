@@ -69,7 +69,7 @@ class CoreHost:
         while not (await asyncio.wait([loading], timeout=LOAD_S))[0]:
             if (files := await in_thread(lambda: bagua.csrc.progress().files())) != told:
                 on_build(told := files)
-        return await asyncio.shield(loading)
+        return await asyncio.shield(loading)  # whoever gives up must not cancel it for the others
 
 
 class RefusedFrames:

@@ -162,7 +162,7 @@ class Job:
 
     def _make_tokens(self) -> None:
         for member in (*self.spec.members, *self.spec.joining):
-            self.tokens.setdefault(member, secrets.token_bytes(32))
+            self.tokens.setdefault(member, secrets.token_bytes(32))  # those that run keep theirs
 
     async def resume(self, note: Mapping[str, Any], before: Mapping[int, common_pb2.RankStatus]) -> None:
         """Goes on with the ranks of an earlier life of the daemon, which wait for the next generation, and with those
@@ -245,7 +245,7 @@ class Job:
     def post(self, event: events.Event) -> None:
         """Hands an event to the state machine and does what it says."""
         self._queue.append(event)
-        if self._stepping:
+        if self._stepping:  # a step posts events, too: they wait for their turn
             return
         self._stepping = True
         try:
@@ -360,7 +360,7 @@ class Job:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop itself refers to tasks weakly
         task.add_done_callback(self._task_done)
         return task
 
@@ -461,6 +461,7 @@ class Job:
             return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         tail = self._processes.error_tail(member, rank.reason if rank is not None else "") if code else ""
+        # What was written before a death by signal says nothing of it, but for a crash's stack.
         reason = error_reason(tail) if code > 0 or is_crash(tail) else ""
         if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:
             reason = self._late.get(member) or ended_here(self.state, member) or self._processes.explain_kill(member)

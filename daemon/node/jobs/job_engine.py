@@ -79,7 +79,7 @@ class JobEngine:
                 )
             )
         finally:
-            os.close(memory)
+            os.close(memory)  # the engine has a copy of its own
         assert self._engine is not None
         self._engine.set_fence(self._fence_ns)
         self._node.refused_frames.add(self._engine)
@@ -99,7 +99,7 @@ class JobEngine:
 
     def set_fence(self, at: float) -> None:
         """Ranks stop themselves at that time of ``boottime``, if nobody else could; inf: never."""
-        self._fence_ns = 0 if math.isinf(at) else max(1, int(at * 1e9))
+        self._fence_ns = 0 if math.isinf(at) else max(1, int(at * 1e9))  # 0 is never
         if self._engine is not None:
             self._engine.set_fence(self._fence_ns)
 
@@ -179,6 +179,7 @@ class JobEngine:
         async with self._changing:
             engine, self._engine = self._engine, None
         if engine is not None:
+            # Before the close, when the number may be another's.
             asyncio.get_running_loop().remove_reader(engine.event_fd())
             self._node.refused_frames.remove(engine)
             await in_thread(engine.close)

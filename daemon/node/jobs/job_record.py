@@ -124,7 +124,7 @@ class JobRecord:
         async with self._lock:
             if self._done >= wanted:
                 return
-            self._done = self._wanted
+            self._done = self._wanted  # the entry is as of now: it serves all who have asked by now
             entry = self._entry()
             try:
                 await in_thread(lambda: self._journal.write(entry))

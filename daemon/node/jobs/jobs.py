@@ -214,6 +214,7 @@ class Jobs:
 
     def running(self) -> list[Job]:
         """Jobs that are not over here. Any thread."""
+        # A copy: the loop may change the dict while another thread goes through it.
         return [held for held in list(self._held.values()) if isinstance(held, Job) and not held.stopped]
 
     def end(self, job_id: str, reason: str, grace_s: float) -> None:
@@ -333,7 +334,7 @@ class Jobs:
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop itself refers to tasks weakly
         task.add_done_callback(self._tasks.discard)
 
     async def expire(self) -> None:
@@ -353,6 +354,7 @@ class Jobs:
         except OSError:  # no thread can be started: the next look forgets them
             return
         trees: list[Path] = []
+        # Else it has begun anew meanwhile.
         for job_id in [job_id for job_id in old if self._held.get(job_id) is known[job_id]]:
             del self._held[job_id]
             try:

@@ -49,7 +49,7 @@ class Journal:
     def write(self, entry: JobEntry) -> None:
         """Replaces the job's file. Blocks on the disk. Raises OSError."""
         with self._lock:
-            self._owed[entry.job.job_id] = entry
+            self._owed[entry.job.job_id] = entry  # until it is written
             self._write(entry)
 
     def owes(self, job_id: str) -> bool:
@@ -111,5 +111,5 @@ async def end_leftovers(entry: JobEntry, error: str) -> None:
     for rank in job.ranks:
         if rank.pid and rank.state != common_pb2.RANK_STATE_EXITED:
             rank.state, rank.exit_code, rank.signal = common_pb2.RANK_STATE_EXITED, -9, 9
-            rank.follows = True
+            rank.follows = True  # the cause is in ``error``
     job.phase, job.error, job.withdrawn = node_pb2.LOCAL_PHASE_STOPPED, job.error or error, True

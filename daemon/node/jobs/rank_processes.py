@@ -129,7 +129,7 @@ class RankProcesses:
                 limit_mark(marks_of(self._job_id, self.place.rank_socket)),
             )
         finally:
-            for number in outputs:
+            for number in outputs:  # the rank's ends: while they are open here the pipes never end
                 os.close(number)
         self._watch_started(member, pid)
         return pid

@@ -42,7 +42,7 @@ class OneJob:
         return self._jobs.find(job_id) if job_id == self._job_id else None
 
     async def arrival(self, job_id: str) -> Job | EndedJob:
-        return await self._jobs.arrival(job_id if job_id == self._job_id else "")
+        return await self._jobs.arrival(job_id if job_id == self._job_id else "")  # "" never arrives
 
 
 class RankService(RankServiceServicer):
@@ -64,6 +64,7 @@ class RankService(RankServiceServicer):
     async def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
         """Waits, as long as the caller does, for the job to arrive and its engine to listen."""
         remaining = context.time_remaining()
+        # The words must arrive before the caller gives up.
         patience = JOIN_S if remaining is None else max(0.0, remaining - _ANSWER_S)
         try:
             async with asyncio.timeout(patience):
@@ -144,7 +145,7 @@ class RankService(RankServiceServicer):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.HasField("sampled"):
             job.trace_step(request.rank, request.sampled)
-            request.ClearField("sampled")
+            request.ClearField("sampled")  # spans have it now
         self._on_progress(request)
         return rank_pb2.ReportProgressReply()
 

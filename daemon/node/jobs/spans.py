@@ -34,7 +34,7 @@ class NodeSpans:
             case events.PrepareFailed(text):
                 return [self._span("prepare", self._began, now, "launch", state.generation, text)]
             case events.RankConnected() | events.RankStarted() if self._ready and self._all_there(state):
-                began, self._ready = self._ready, float("inf")
+                began, self._ready = self._ready, float("inf")  # once: later starts are no part of the launch
                 return [self._span("start ranks", began, now, "launch", state.generation)]
             case events.Suspended() | events.Regrouped() if self._leaving is None:
                 self._leaving = (state.entered, now)

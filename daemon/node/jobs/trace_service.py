@@ -104,7 +104,7 @@ class TraceService(Requests):
         steps = min(max(1, request.steps), MAX_STEPS)
         limit_s = min(request.timeout_s, MAX_TIMEOUT_S)
         most = min(request.max_spans or MAX_SPANS, MAX_SPANS)
-        collection = _Collection(secrets.randbits(40) + 1, most)
+        collection = _Collection(secrets.randbits(40) + 1, most)  # not 0, by which ranks see that nothing is wanted
         self._collections[job.job_id] = collection
         spans: list[Any] = []
         dropped = 0
@@ -139,7 +139,7 @@ class TraceService(Requests):
                 ):
                     collection.changed.clear()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_S):
+                        async with asyncio.timeout(_LOOK_S):  # ends of ranks and of the job wake nobody here
                             await collection.changed.wait()
 
     def _rank_parts(

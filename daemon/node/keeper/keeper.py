@@ -108,11 +108,12 @@ class Keeper:
     def run(self) -> int:
         """Keeps the daemon running until it ends by itself; returns its exit code."""
         become_reaper()
-        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(waker)
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # ``set_wakeup_fd`` takes none that may block
+        signal.set_wakeup_fd(waker)  # poll() goes on after a signal: what is written here ends it
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, self._ask_renewal)
+        # Without a handler nothing is written at a child's end.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._notifier.status("the daemon starts, and looks for its coordinator")
         self._start()
@@ -129,8 +130,9 @@ class Keeper:
             looks = (self._look_at_lease(now), self._look_at_renewal(), self._look_at_start())
             wait_s = min(*looks, self._notifier.beat())
             self._standstill.expect(now + wait_s)
+            # Rounded up: else the last fraction of a millisecond is spent spinning.
             poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # something else may have ended poll()
                 os.read(wake, 512)
             self._reap()
         self._end_all()
@@ -295,7 +297,7 @@ class Keeper:
                     os.close(number)
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # there are no children
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
                 code = os.waitstatus_to_exitcode(status)
@@ -318,7 +320,7 @@ class Keeper:
             return
         self._deaths = [at for at in self._deaths if at > now - DEATHS_S] + [now]
         if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
-            self._code = code if code >= 0 else 128 - code
+            self._code = code if code >= 0 else 128 - code  # as a shell tells a death by a signal
             return
         self._death = ""
         if self._was_replaced:
@@ -387,9 +389,9 @@ class Keeper:
             new, old = (f"bagua {version} (wire version {number})" for number, version in (release, self._release))
             self._stay(f"it is {new}, which can't talk with ranks of {old}: drain the node, or wait for their end")
         elif self._daemon:
-            self._deaths.clear()
+            self._deaths.clear()  # those of the former release do not count against the next
             self._replaced = self._daemon
-            os.kill(self._daemon, signal.SIGKILL)
+            os.kill(self._daemon, signal.SIGKILL)  # at SIGTERM it would end its jobs
 
     def _stay(self, reason: str) -> None:
         print(f"The daemon is not replaced: {reason}.", file=sys.stderr)
@@ -422,7 +424,7 @@ class Keeper:
     def _hold(self, pids: Sequence[int]) -> None:
         """Stops these processes; those that were held and are not among them go on."""
         for pid, started in self._held.items():
-            if pid not in pids and proc.start_time(pid) == started:
+            if pid not in pids and proc.start_time(pid) == started:  # else the number is another's by now
                 _signal(pid, signal.SIGCONT)
         self._held = {pid: proc.start_time(pid) for pid in pids}
         for pid in pids:
@@ -497,6 +499,7 @@ def _core() -> Any:
 def keep(arguments: Sequence[str]) -> int:
     """Runs a daemon with these options, again if it is killed; its exit code. Descriptors for its first words are for
     its first life. A daemon on a leash is that of one job, which ends with it."""
+    # SIGTERM: the daemon ends in good order then.
     if "--death-signal" in arguments and not die_with_parent(signal.SIGTERM):
         return 0
     allow_many_files()  # the daemon and all ranks inherit it
@@ -513,6 +516,7 @@ def keep(arguments: Sequence[str]) -> int:
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
     """Returns (descriptors for the first life of the daemon, the options of all lives)."""
+    # All other options, --help too, are the daemon's.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--ready-fd", "--leash"):
         parser.add_argument(name)

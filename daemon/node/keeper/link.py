@@ -217,7 +217,7 @@ class KeeperLink:
                 if descriptors:
                     self._memory[message["job"]] = descriptors[0]
             case "begin" if message.get("version") != VERSION:
-                self._version = message.get("version", 2)
+                self._version = message.get("version", 2)  # keepers of version 2 did not tell theirs
                 self._begun.set()
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]

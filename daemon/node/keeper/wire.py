@@ -79,7 +79,7 @@ class Wire:
             if sent == len(data):
                 self._out.popleft()
             else:
-                self._out[0] = (data[sent:], (), False)
+                self._out[0] = (data[sent:], (), False)  # the descriptors went with the first bytes
         return True
 
     def receive(self) -> list[Received]:
@@ -92,9 +92,9 @@ class Wire:
             except BlockingIOError:
                 return found
             except ConnectionResetError:
-                data, descriptors, flags = b"", [], 0
+                data, descriptors, flags = b"", [], 0  # as at the end: messages that came whole still count
             for number in descriptors:
-                os.set_inheritable(number, False)
+                os.set_inheritable(number, False)  # recvmsg() does not, unlike other calls of Python
             if descriptors or flags & socket.MSG_CTRUNC:  # those of one message: the kernel ends a read behind them
                 self._batches.append(descriptors)
             self._in += data

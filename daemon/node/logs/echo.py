@@ -17,6 +17,7 @@ class Echo:
         self._lost = 0
         self._taken = self._written = 0  # bytes; each is changed by one thread alone
         self._out = open(descriptor, "wb", buffering=0, closefd=False)
+        # A stdout that blocks must not hold up the end.
         self._thread = threading.Thread(target=self._write, name="echo", daemon=True)
         self._thread.start()
 
@@ -41,7 +42,7 @@ class Echo:
             rest = memoryview(lines)
             try:
                 while rest:
-                    rest = rest[self._out.write(rest) or 0 :]
+                    rest = rest[self._out.write(rest) or 0 :]  # without a buffer it may take a part alone
             except OSError:  # nobody reads any more; the logs of ranks have it all
                 return
             self._written += len(lines)

@@ -71,6 +71,7 @@ class RankOutput:
         """Takes what is in the pipes now: after the rank's death that is all it wrote."""
         for reader in list(self._readers):
             taken = 0
+            # A process that the rank left behind may write on for ever.
             while taken < _DRAIN_BYTES and (count := self._pump(reader)):
                 taken += count
 
@@ -124,7 +125,7 @@ class RankOutput:
 def error_tail(stderr: bytes, told: str = "") -> str:
     """The last words of a failed rank: from its last traceback on, or from that of the exception that it has ``told``;
     else its last 20 lines; at most 8 KiB, cut in the middle."""
-    text = stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
+    text = stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").rstrip()  # the cut may split a character
     end = text.rfind("\n" + told.splitlines()[0]) if told else -1
     starts = [found.start() for found in _START.finditer(text, 0, end if end >= 0 else len(text))]
     at = starts[-1] if starts else text.rfind(_TRACEBACK)
@@ -133,6 +134,7 @@ def error_tail(stderr: bytes, told: str = "") -> str:
     else:
         text = text[text.rfind("\n", 0, at) + 1 :]
     if len(text) > ERROR_TAIL_BYTES:
+        # Most of it from the end, which says what went wrong.
         text = f"{text[: ERROR_TAIL_BYTES // 4]}\n…\n{text[-ERROR_TAIL_BYTES * 3 // 4 :]}"
     return text
 

@@ -39,7 +39,7 @@ class Requests:
             self.end(request_id)
 
     def _forget(self, request_id: int, done: asyncio.Task[None]) -> None:
-        if self._tasks.get(request_id) is done:
+        if self._tasks.get(request_id) is done:  # else a newer one has its number
             del self._tasks[request_id]
 
 

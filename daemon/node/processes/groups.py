@@ -57,7 +57,7 @@ class JobGroups:
         removed."""
         if self._beside is None:
             return []
-        for path in self._beside.glob("bagua-????????????-*"):
+        for path in self._beside.glob("bagua-????????????-*"):  # of every node: twelve digits are its hash
             with contextlib.suppress(OSError):  # it has processes, or is another user's
                 path.rmdir()
         return [path.name.removeprefix(self._prefix) for path in self._beside.glob(f"{self._prefix}*")]

@@ -86,6 +86,7 @@ def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
 def limit_mark(marks: Collection[bytes]) -> int:
     """Soft limit of file locks of every process below a rank of the job: no kernel since 2.4 looks at it, and it stays
     when a process clears its environment, leaves its session or runs as another user."""
+    # 7 bytes: "unlimited" has all 64 bits set.
     return int.from_bytes(hashlib.sha256(b"\0".join(marks)).digest()[:7], "little")
 
 

@@ -28,8 +28,10 @@ def look(user: RankUser, program: Program, base: Mapping[str, str], node_id: str
     LaunchError."""
     about = {"uid": user.uid, "gid": user.gid, "groups": user.groups, "base": dict(base), "node_id": node_id}
     asked = json.dumps({**about, "program": asdict(replace(program, code=None))})
+    # -P: as root it must not import from its folder.
     command = [sys.executable, "-P", "-m", "bagua.daemon.node.ranks.as_user"]
     try:
+        # /: a folder that every user can enter.
         done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd="/", timeout=CHECK_S)
     except subprocess.TimeoutExpired:
         text = f"the files of the job could not be looked at as user {user.name} in {CHECK_S:g} s"
@@ -48,7 +50,7 @@ def look(user: RankUser, program: Program, base: Mapping[str, str], node_id: str
 def main() -> None:
     """Reads a question from stdin and answers it."""
     asked = json.load(sys.stdin)
-    os.setgroups(asked["groups"])
+    os.setgroups(asked["groups"])  # first: whoever is not root any more can't change groups
     os.setresgid(*[asked["gid"]] * 3)
     os.setresuid(*[asked["uid"]] * 3)
     program = Program(**asked["program"])

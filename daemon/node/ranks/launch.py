@@ -14,7 +14,7 @@ from bagua.base.secrets import read_private
 from bagua.daemon.node.rules.job_specification import JobSpecification, Program
 
 _DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",
+    "PYTHONUNBUFFERED": "1",  # into a pipe Python writes by blocks: logs would lag
     "PYTHONFAULTHANDLER": "1",  # a crash by a signal says where it was
     "PYTHONBREAKPOINT": "bagua.base.debugging.stop",
     # glibc: temporaries of a step stay mapped between steps, instead of being faulted in again page by page
@@ -67,7 +67,7 @@ def environment(
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
     env = {**_DEFAULTS, **inherited, **spec.program.env, **secrets}
     if place.local_size > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: else each rank takes a thread per core
     env.update(
         RANK=str(member),
         WORLD_SIZE=str(place.world_size),

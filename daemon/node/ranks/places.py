@@ -22,7 +22,7 @@ from bagua.base.errors import ConfigError
 from bagua.daemon.node.ranks.runtime_dir import remove_sockets
 from bagua.daemon.node.ranks.user import RankUser
 
-_PASS = 0o711
+_PASS = 0o711  # others pass through, and can't list what is there
 _GONE = ".gone-"
 
 
@@ -43,7 +43,7 @@ class RankPlace:
         """Makes the folders. Raises OSError."""
         assert self.meeting is not None
         self.folder.mkdir(mode=_PASS, exist_ok=True)
-        self.folder.chmod(_PASS)
+        self.folder.chmod(_PASS)  # whatever the umask is
         if not self.meeting.is_dir():  # else of the daemon's last life
             self.meeting.mkdir(mode=0o700)
             os.chown(self.meeting, user.uid, user.gid)
@@ -60,10 +60,11 @@ class RankPlace:
             for folder in (self.cache, target.parent.parent, target.parent):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o755)
+            # Another job may copy the same at once.
             fresh = target.with_name(f".{target.name}.{threading.get_native_id()}")
             shutil.copyfile(path, fresh)
             fresh.chmod(0o755)
-            fresh.replace(target)
+            fresh.replace(target)  # at once: a rank must not load half of it
         return found
 
     @property
@@ -142,7 +143,7 @@ def open_user_places(folder: Path, state: Path) -> UserPlaces:
         folder.mkdir(mode=_PASS, parents=True, exist_ok=True)
         for path in (folder, root):
             path.mkdir(mode=_PASS, exist_ok=True)
-            status = path.lstat()
+            status = path.lstat()  # not stat(): a link may lead anywhere
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 raise ConfigError(f"--rank-dir: {path} is not a folder of root's: somebody else made it. [BG906]")
             path.chmod(_PASS)

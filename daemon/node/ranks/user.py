@@ -94,7 +94,7 @@ class RunAs:
             gid=found.pw_gid,
             groups=tuple(os.getgrouplist(found.pw_name, found.pw_gid)),
             home=found.pw_dir or "/",
-            shell=found.pw_shell or "/bin/sh",
+            shell=found.pw_shell or "/bin/sh",  # as passwd(5) says of an empty one
             umask=self.umask,
             limits=self.limits,
         )

@@ -142,7 +142,7 @@ def is_safe_name(name: str) -> bool:
 
 def clamp_grace(seconds: float) -> float:
     """Seconds between SIGTERM and SIGKILL, within [0, one hour]; not a number counts as 0."""
-    return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0
+    return min(max(seconds, 0.0), MAX_GRACE_S) if seconds == seconds else 0.0  # not a number is unequal to itself
 
 
 def unpack(run: node_pb2.RunJob) -> None:
@@ -151,7 +151,7 @@ def unpack(run: node_pb2.RunJob) -> None:
         return
     try:
         unpacker = zlib.decompressobj()
-        whole = unpacker.decompress(run.packed, MAX_RUN_BYTES)
+        whole = unpacker.decompress(run.packed, MAX_RUN_BYTES)  # a few bytes may unpack to gigabytes
         if not unpacker.eof:
             raise SpecificationError(f"a packed directive is cut short, or has more than {MAX_RUN_BYTES} bytes [BG907]")
         run.ClearField("packed")
@@ -191,7 +191,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         job_key=run.job_key,
         master_addr=run.master_addr or "127.0.0.1",
         master_port=run.master_port,
-        stop_grace_s=grace or DEFAULT_GRACE_S,
+        stop_grace_s=grace or DEFAULT_GRACE_S,  # 0: it was not given
         join_timeout_s=spec.join_timeout_s if spec.join_timeout_s > 0 else DEFAULT_JOIN_S,
         elastic=spec.elastic,
         joining=joining,
@@ -231,7 +231,7 @@ def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
 
 
 def _parse_host(host: node_pb2.HostPlan) -> Host:
-    members = host.members or host.ranks
+    members = host.members or host.ranks  # none in the first generation, where they are the same
     if len(members) != len(host.ranks):
         raise SpecificationError(
             f"{len(host.ranks)} ranks on node {host.node_id} have {len(members)} member numbers [BG907]"

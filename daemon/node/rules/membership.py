@@ -119,7 +119,7 @@ def suspended(state: JobState, event: events.Suspended, now: float) -> Step:
         suspended=state.suspended or event.text,
         lost_hosts=tuple(sorted(lost)),
         lost_nodes=tuple(lost[host] for host in sorted(lost)),
-        accused=tuple(sorted({*state.accused, *event.accused} - {""})),
+        accused=tuple(sorted({*state.accused, *event.accused} - {""})),  # "": a host that is not known any more
         passes=max(state.passes, event.passes),
     ), []
 
@@ -136,7 +136,7 @@ def overdue(state: JobState, event: events.TimerFired, now: float) -> Step:
     """Kills who should have ended by itself."""
     late = [rank for rank in state.alive if rank.ends_by is not None and rank.ends_by <= now]
     for rank in late:
-        state = state.update(rank.member, ends_by=math.inf)
+        state = state.update(rank.member, ends_by=math.inf)  # for ``ended_here``: this node has killed it
     pids = tuple(rank.pid for rank in late)
     return armed(state), [events.SignalRanks(pids, signal.SIGKILL)] if pids else []
 
@@ -155,6 +155,7 @@ def armed(state: JobState) -> JobState:
     """Sets the deadline to that of the first that has one, while the job runs."""
     if state.phase is not Phase.RUNNING:
         return state
+    # inf: it was killed already.
     times = (rank.ends_by for rank in state.alive if rank.ends_by is not None and rank.ends_by < math.inf)
     return replace(state, deadline=min(times, default=None))
 

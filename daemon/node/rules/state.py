@@ -126,7 +126,9 @@ class JobState:
     @property
     def visible(self) -> tuple[object, ...]:
         """The part that the coordinator is told; a change of it is a report."""
+        # The coordinator is not told the phases between.
         phase = self.phase if self.phase in (Phase.PREPARING, Phase.STOPPED) else Phase.RUNNING
+        # What the coordinator does not learn is left blank: a change of it is no report.
         ranks = tuple(
             replace(rank, connected=False, lost=self.elastic and rank.lost, ends_by=None) for rank in self.present
         )

@@ -83,7 +83,7 @@ def _prepared(state: JobState, event: events.EngineReady, now: float) -> Step:
     instructions: list[Instruction] = [events.SetPeers(state.peers)] if state.peers else []
     if not state.adopt:
         instructions.append(events.SpawnRanks())
-    if state.generation > state.entered > 0:
+    if state.generation > state.entered > 0:  # it was decided while the engine was made
         instructions.append(events.RegroupEngine())
     deadline = now + state.join_s if state.adopt else None
     after = replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline)
@@ -110,7 +110,7 @@ def _peers(state: JobState, event: events.PeersKnown, now: float) -> Step:
 
 
 def _late_engine(state: JobState, event: events.EngineReady, now: float) -> Step:
-    return state, [events.CloseEngine()]
+    return state, [events.CloseEngine()]  # the job was stopped while it was made
 
 
 def _started(state: JobState, event: events.RankStarted, now: float) -> Step:
@@ -315,7 +315,7 @@ def _kill(state: JobState, event: events.TimerFired, now: float) -> Step:
     if not _due(state, now):
         return state, []
     if state.adopt:
-        return _close(state)
+        return _close(state)  # those that others started are not killed here
     pids = tuple(rank.pid for rank in state.alive)
     return replace(state, phase=Phase.KILLING, deadline=now + KILLING_S), [events.SignalRanks(pids, signal.SIGKILL)]
 

@@ -107,5 +107,5 @@ class Lease:
         self._renew(sent - grant.age_s)
 
     def _renew(self, at: float) -> None:
-        self._renewed = max(self._renewed, at)
+        self._renewed = max(self._renewed, at)  # a grant may be older than what is known already
         self._on_change()

@@ -89,6 +89,7 @@ class Questions:
         """Hands an answer to whoever waits for it."""
         waiting = self._waiting.get(told.request_id)
         if waiting is not None and not waiting.done():
+            # Its time may be over: then nobody waits for the answer.
             waiting.set_result(told)
 
     def fail_all(self) -> None:

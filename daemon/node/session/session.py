@@ -183,7 +183,8 @@ class Session:
                 backoff = FIRST_BACKOFF_S
             self._set_connected(False)
             await self._ask_the_port()
-            pause = backoff * random.uniform(0.5, 1.5)
+            pause = backoff * random.uniform(0.5, 1.5)  # daemons must not all come back at the same moment
+            # While refusals renew the lease they must be asked for well before it ends.
             await asyncio.sleep(min(pause, self._lease.fence_s / 8) if self._lease.asks(boottime()) else pause)
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
@@ -326,7 +327,7 @@ class Session:
 
     def _set_heartbeat(self, seconds: float) -> None:
         if 0 < seconds < math.inf:
-            self._heartbeat_s = min(max(seconds, 0.05), 60.0)
+            self._heartbeat_s = min(max(seconds, 0.05), 60.0)  # whatever is said: neither a flood nor silence
 
     def _something_to_send(self) -> None:
         self._wake.set()
