@@ -1,23 +1,12 @@
-"""Decentralised operations on buckets, as algorithms of the original append them; equal to one process."""
+"""Decentralised operations on buckets, as algorithms of the original append them; equal to our algorithms."""
 
 import pytest
 import torch
+from training_scenarios.support import check_close_parameters
 
 import bagua.torch_api as bagua
-from compat_scenarios.support import (
-    OfWeights,
-    Reified,
-    check_equal,
-    gradients,
-    mean,
-    put,
-    replicas,
-    scenario,
-    start,
-    stepped,
-    train,
-    weights,
-)
+from bagua.torch_api.algorithms import Algorithm
+from compat_scenarios.support import OfWeights, Reified, scenario, start, train
 
 
 class DecentralizedImpl(OfWeights):
@@ -52,56 +41,35 @@ class DecentralizedImpl(OfWeights):
         return hook
 
 
-def partner(position, count, step):
-    half = count // 2
-    return (step + position) % half + half if position < half else (position - half - step) % half
-
-
-def units(hierarchical):
-    """Ranks that act as one: those of a host, or each by itself."""
-    if hierarchical:
-        return [list(host) for host in bagua.communication._get_default_group().hosts]
-    return [[rank] for rank in range(bagua.get_world_size())]
-
-
-def unit_of(rank, among):
-    return next(index for index, ranks in enumerate(among) if rank in ranks)
-
-
-def averaged(values, mode, step, among):
-    n = len(among)
-    if mode == "all":
-        return [mean(values)] * len(values)
-    found = []
-    for rank in range(len(values)):
-        own = unit_of(rank, among)
-        together = {own, partner(own, n, step)} if n > 1 else {own}
-        found.append(mean([values[other] for unit in sorted(together) for other in among[unit]]))
-    return found
+def check_equal_to(name, implementation, arguments, options, tolerance, steps=5, **settings):
+    """Trains under an algorithm of the original's kind, and under ours of this name. Returns the former's buckets."""
+    model, optimizer = start(Reified(implementation, *arguments), **options)
+    ours, other = start(Algorithm.init(name, **settings))
+    for step in range(steps):
+        train(model, optimizer, step)
+        train(ours, other, step)
+        check_close_parameters(model, ours, tolerance, tolerance)
+    return model.bagua_buckets
 
 
 @scenario
 def decentralised_with_copy_back():
+    hosts = len(bagua.communication._get_default_group().hosts)
     for mode, flat, hierarchical in (
         ("all", False, False),
         ("all", True, True),
         ("shift_one", True, False),
         ("shift_one", True, True),
     ):
-        among = units(hierarchical)
-        if mode == "shift_one" and len(among) % 2 and len(among) > 1:
+        units = hosts if hierarchical else bagua.get_world_size()
+        if mode == "shift_one" and units % 2 and units > 1:
             with pytest.raises(ValueError, match=r"odd|even"):
                 start(Reified(DecentralizedImpl, mode, hierarchical))
             continue
-        model, optimizer = start(Reified(DecentralizedImpl, mode, hierarchical), do_flatten=flat)
-        simulated = replicas()
-        for step in range(5):
-            before, slopes = weights(simulated), gradients(simulated, step)
-            put(simulated, stepped(averaged(before, mode, step, among), slopes))
-            train(model, optimizer, step)
-            check_equal(model, simulated[bagua.get_rank()])
-        (bucket,) = model.bagua_buckets
-        assert bucket._peer_weight.numel() == sum(parameter.numel() for parameter in model.parameters())
+        settings = {"peer_selection_mode": mode, "hierarchical": hierarchical}
+        options = {"do_flatten": flat}
+        (bucket,) = check_equal_to("decentralized", DecentralizedImpl, (mode, hierarchical), options, 1e-5, **settings)
+        assert bucket._peer_weight.numel() == bucket.flattened_tensor().numel()
 
 
 class RingImpl(OfWeights):
@@ -141,48 +109,27 @@ class RingImpl(OfWeights):
         return hook
 
 
-def ring_step(weights, moved, among):
-    """x + L/3 + R/3 - 2/3 W for each rank, with x the mean of what its unit's ranks hold after their steps."""
-    n = len(among)
-    found = []
-    for rank in range(len(weights)):
-        own = unit_of(rank, among)
-        left, right = weights[among[(own - 1) % n][0]], weights[among[(own + 1) % n][0]]
-        x = mean([moved[other] for other in among[own]])
-        found.append([v + a / 3 + b / 3 - 2 / 3 * w for v, a, b, w in zip(x, left, right, weights[rank], strict=True)])
-    return found
-
-
-def check_replicas(bucket, among):
-    """The first rank of each unit has exact copies of itself and of its neighbours, bit for bit."""
-    own = bucket.flattened_tensor()
-    everyone = torch.zeros(bagua.get_world_size(), own.numel())
-    bagua.allgather(own, everyone)
-    me = unit_of(bagua.get_rank(), among)
-    if bagua.get_rank() != among[me][0]:
-        return
-    assert torch.equal(bucket._weight, own)
-    for replica, unit in ((bucket._left_peer_weight, me - 1), (bucket._right_peer_weight, me + 1)):
-        for rank in among[unit % len(among)]:
-            assert torch.equal(replica, everyone[rank]), f"the copy of rank {rank} is not what it holds"
-
-
 @scenario
 def ring_of_replicas():
-    """Each rank by itself and hosts as one, as they are and in eight bits: those are a little off, and agree."""
+    """Each rank by itself and hosts as one, as they are and in eight bits. Replicas are what their owners hold, bit for
+    bit, on the first rank of each host."""
+    hosts = bagua.communication._get_default_group().hosts
     for hierarchical, compression, tolerance in (
         (False, None, 1e-4),
         (True, None, 1e-4),
         (False, "MinMaxUInt8", 0.02),
         (True, "MinMaxUInt8", 0.02),
     ):
-        among = units(hierarchical)
-        model, optimizer = start(Reified(RingImpl, hierarchical, compression))
-        simulated = replicas()
-        for step in range(4):
-            before = weights(simulated)
-            put(simulated, ring_step(before, stepped(before, gradients(simulated, step)), among))
-            train(model, optimizer, step)
-            check_equal(model, simulated[bagua.get_rank()], tolerance)
-        for bucket in model.bagua_buckets:
-            check_replicas(bucket, among)
+        settings = {"hierarchical": hierarchical, "codec": "minmax8" if compression else None}
+        buckets = check_equal_to(
+            "low_precision_decentralized", RingImpl, (hierarchical, compression), {}, tolerance, 4, **settings
+        )
+        units = [list(host) for host in hosts] if hierarchical else [[rank] for rank in range(bagua.get_world_size())]
+        me = next(index for index, ranks in enumerate(units) if bagua.get_rank() in ranks)
+        for bucket in buckets:
+            own = bucket.flattened_tensor()
+            everyone = torch.zeros(bagua.get_world_size(), own.numel())
+            bagua.allgather(own, everyone)
+            for replica, unit in ((bucket._weight, me), (bucket._left_peer_weight, me - 1)):
+                if bagua.get_rank() == units[me][0]:
+                    assert all(torch.equal(replica, everyone[rank]) for rank in units[unit])

@@ -4,27 +4,12 @@ import threading
 
 import pytest
 import torch
+from training_scenarios.support import check_close_parameters
 
 import bagua.torch_api as bagua
-from bagua.torch_api.algorithms import AlgorithmImpl
+from bagua.torch_api.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.bucket import BaguaBucket
-from compat_scenarios.support import (
-    RATE,
-    OfWeights,
-    Reified,
-    check_equal,
-    gradients,
-    loss,
-    mean,
-    put,
-    replicas,
-    scenario,
-    seeded,
-    start,
-    stepped,
-    train,
-    weights,
-)
+from compat_scenarios.support import RATE, OfWeights, Reified, loss, net, scenario, start, train
 
 
 class ScaledImpl(AlgorithmImpl):
@@ -61,16 +46,16 @@ class ScaledImpl(AlgorithmImpl):
 
 @scenario
 def python_operations_around_a_centralized_one():
+    """Gradients are 1.5 times those of our gradient all-reduce, which steps as much faster."""
     for options in ({}, {"do_flatten": False}):
         model, optimizer = start(Reified(ScaledImpl), **options)
-        simulated = replicas()
+        ours, other = start(Algorithm.init("gradient_allreduce"), 1.5 * RATE)
         for step in range(4):
-            average = [1.5 * one for one in mean(gradients(simulated, step))]
             train(model, optimizer, step)
-            for parameter, wanted in zip(model.parameters(), average, strict=True):
-                torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
-            put(simulated, stepped(weights(simulated), [average] * len(simulated)))
-        check_equal(model, simulated[0])
+            train(ours, other, step)
+            for parameter, wanted in zip(model.parameters(), ours.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, 1.5 * wanted.grad, rtol=1e-4, atol=1e-6)
+        check_close_parameters(model, ours)
 
 
 class FailingImpl(AlgorithmImpl):
@@ -176,7 +161,7 @@ class MomentumImpl(AlgorithmImpl):
 def momentum_as_effective_tensor():
     n = bagua.get_world_size()
     for options in ({}, {"do_flatten": False}):
-        model, reference = seeded(seed=bagua.get_rank()), seeded()
+        model, reference = net(bagua.get_rank()), net()
         mine, other = MomentumOptimizer(model.parameters()), MomentumOptimizer(reference.parameters(), warmup=100)
         model.with_bagua([mine], Reified(MomentumImpl, mine), **options)
         for step in range(6):
@@ -184,7 +169,7 @@ def momentum_as_effective_tensor():
             (sum(loss(reference, rank, step) for rank in range(n)) / n).backward()
             other.step()
             train(model, mine, step)
-        check_equal(model, reference)
+        check_close_parameters(model, reference, 1e-5, 1e-5)
         assert model.bagua_algorithm.resets == 2
         for bucket in model.bagua_buckets:
             assert isinstance(bucket, BaguaBucket) and (options or bucket.check_flatten())

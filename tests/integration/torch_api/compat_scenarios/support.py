@@ -1,10 +1,9 @@
-"""Helpers of all scenarios: a small model, batches, algorithms as users of the original wrote theirs, and a reference
-of all ranks' models in one process."""
-
-import copy
+"""Helpers of all scenarios: a small model, and algorithms as users of the original wrote theirs. The reference is one
+of our own algorithms, which the contract suite compares with plain torch."""
 
 import torch
 from torch import nn
+from training_scenarios.support import batch, seeded
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm, AlgorithmImpl
@@ -32,13 +31,8 @@ class Net(nn.Module):
         return self.second(torch.tanh(self.first(x * self.scale)))
 
 
-def seeded(make=Net, seed=0):
-    torch.manual_seed(seed)
-    return make()
-
-
-def batch(rank, step, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
+def net(seed=0):
+    return seeded(Net, seed)
 
 
 def loss(model, rank, step):
@@ -77,61 +71,14 @@ class OfWeights(AlgorithmImpl):
         return lambda parameter_name, parameter: None
 
 
-def start(algorithm, optimizer=None, **options):
+def start(algorithm, rate=RATE, **options):
     """A model under this algorithm, and its optimizer."""
-    model = seeded(seed=bagua.get_rank())  # different on every rank: rank 0's counts
-    made = (optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=RATE)))(model.parameters())
-    return model.with_bagua([made], algorithm, **options), made
+    model = net(bagua.get_rank())  # different on every rank: rank 0's counts
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    return model.with_bagua([optimizer], algorithm, **options), optimizer
 
 
 def train(model, optimizer, step):
     optimizer.zero_grad()
     loss(model, bagua.get_rank(), step).backward()
     optimizer.step()
-
-
-def replicas():
-    """All ranks' models at the start, in one process."""
-    first = seeded()
-    return [copy.deepcopy(first) for _ in range(bagua.get_world_size())]
-
-
-def gradients(models, step):
-    """Every rank's gradients of this step, by rank and parameter."""
-    found = []
-    for rank, model in enumerate(models):
-        model.zero_grad()
-        loss(model, rank, step).backward()
-        found.append([parameter.grad.clone() for parameter in model.parameters()])
-    return found
-
-
-def weights(models):
-    return [[parameter.detach().clone() for parameter in model.parameters()] for model in models]
-
-
-def put(models, values):
-    """``values``: by rank and parameter."""
-    with torch.no_grad():
-        for model, mine in zip(models, values, strict=True):
-            for parameter, value in zip(model.parameters(), mine, strict=True):
-                parameter.copy_(value)
-
-
-def mean(rows):
-    return [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
-
-
-def stepped(rows, slopes):
-    """Weights of all ranks after steps along these gradients."""
-    return [
-        [value - RATE * slope for value, slope in zip(mine, own, strict=True)]
-        for mine, own in zip(rows, slopes, strict=True)
-    ]
-
-
-def check_equal(found, wanted, tolerance=1e-5):
-    for (name, mine), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(
-            mine.detach(), other.detach(), rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
-        )

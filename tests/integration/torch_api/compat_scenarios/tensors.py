@@ -13,7 +13,7 @@ from torch import nn
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
 from bagua.torch_api.bucket import BaguaBucket
-from compat_scenarios.support import scenario, seeded
+from compat_scenarios.support import net, scenario
 
 
 def registered(model, *shapes, dtype=torch.float32):
@@ -40,9 +40,7 @@ def buckets_without_a_model():
         assert first.tensors == tensors[:2] and first.name == "first" and first.bytes() == 44
         assert first.check_flatten() == flat and second.padding_tensor is None
         assert first.padding_tensor.numel() == 1
-        assert first.padding_tensor.bagua_tensor_name.startswith("bagua_padding_tensor")
         assert first.flattened_tensor().numel() == 12
-        assert tensors[0]._bagua_bucket is first and tensors[0].bagua_backend is backend
         order = []
         assert first.append_python_op(order.append).append_centralized_synchronous_op() is first
         first.append_python_op(lambda name, one=tensors[0]: one.mul_(2))
@@ -126,7 +124,7 @@ def backend_tensors_on_communicators():
 
 @scenario
 def copies_and_pickles_carry_no_registration():
-    model = seeded()
+    model = net()
     held = {"model": model, "lock": io}  # what can't be pickled
     for name, parameter in model.named_parameters():
         parameter.ensure_bagua_tensor(name, "copies", getter_closure=lambda one, held=held: one.grad)
