@@ -145,20 +145,3 @@ def rank_ends_early():
 
 def test_the_end_of_one_rank_is_no_error_of_the_others(ranks):
     ranks.run(rank_ends_early, hosts=TWO_HOSTS)
-
-
-def rank_wraps_again():
-    """With an average under way on some ranks and not on others."""
-    trainer = Trainer()
-    dice = random.Random(bagua.get_rank())
-    for number in range(6):
-        trainer.steps(dice.randrange(4))
-        trainer.wrap(warmup_steps=number % 3, peer_selection_mode=("all", "shift_one")[number % 2])
-        if number % 3:
-            trainer.steps(3)
-    trainer.average_once_more()
-    trainer.close()
-
-
-def test_wrapping_again_with_an_average_under_way(pools):
-    pools(*TWO_HOSTS).run(rank_wraps_again)

@@ -20,7 +20,6 @@ from bagua.algorithms import (
 )
 from bagua.algorithms.codec import NAMES
 
-STEPS = 4
 CELLS = list(itertools.product((True, False), (True, False), NAMES, (False, True), ("", "ring")))
 
 
@@ -31,45 +30,21 @@ def is_refused(synchronous, centralised, codec, everywhere, mode):
     return everywhere and codec == "none"
 
 
-def codec_of(name):
-    """A small model needs more than a hundredth."""
-    return Codec("topk", density=0.2, error_feedback=True) if name == "topk" else name
-
-
 def cell(synchronous, centralised, codec, everywhere, mode):
-    """The algorithm of a cell, made by its registered name."""
+    """The algorithm of a cell, made by its registered name. A small model needs more than a hundredth."""
     options = {"peer_selection_mode": mode} if mode else {}
     if not synchronous:
         options["sync_interval_ms"] = 0
-    made = Algorithm.init(
-        "combine",
-        synchronous=synchronous,
-        centralised=centralised,
-        codec=codec_of(codec),
-        everywhere=everywhere,
-        **options,
-    )
-    assert isinstance(made, Algorithm)
-    return made
-
-
-def train(model, optimizer):
-    """The losses of a few steps on one batch for each rank."""
-    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(bagua.get_rank()))
-    found = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    options["codec"] = Codec("topk", density=0.2, error_feedback=True) if codec == "topk" else codec
+    options |= {"synchronous": synchronous, "centralised": centralised, "everywhere": everywhere}
+    return Algorithm.init("combine", **options)
 
 
 def rank_train_all():
-    """One model after the other; the same one is wrapped again and again."""
+    """Losses of a few steps on one batch for each rank. The same model is wrapped again and again."""
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(bagua.get_rank()))
     found = {}
     for values in CELLS:
         if is_refused(*values):
@@ -78,7 +53,13 @@ def rank_train_all():
         for layer in (model[0], model[2]):
             layer.reset_parameters()
         model.with_bagua([optimizer], cell(*values))
-        found[str(values)] = train(model, optimizer)
+        losses = found[str(values)] = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
     model.bagua_ddp.close()
     return found
 

@@ -12,7 +12,7 @@ from rig.ports import free_port
 from bagua.convert import convert
 
 FOLDER = Path(__file__).with_name("scripts_for_ddp")
-OURS = {"nanogpt", "torchvision", "tutorial", "aliases"}
+OURS = {"nanogpt", "torchvision", "aliases"}
 """Those that get our DistributedDataParallel. The others keep torch's, or have none."""
 
 

@@ -3,7 +3,6 @@ for others than whose members calls return at once."""
 
 import functools
 import operator
-import time
 
 import pytest
 import torch
@@ -419,42 +418,3 @@ def rank_disagrees():
 def test_groups_that_ranks_of_a_host_see_differently(ranks):
     """The one that is alone with its view hears of it when the other one ends."""
     assert "rank 1" in ranks.run(rank_disagrees, 3)[2]
-
-
-def test_groups_that_hosts_see_differently(ranks):
-    """A wait names its ranks in ``bagua job show``, and in the rank's own output after half a minute."""
-    started = ranks.start(rank_disagrees, hosts=[[0, 1], [2]])
-    for rank in started[:2]:
-        rank.process.wait(60.0)
-        assert rank.result() == ""
-    deadline, waits = time.monotonic() + 60.0, ""
-    while "all ranks of this host have submitted it" not in waits:
-        assert time.monotonic() < deadline and started[2].process.poll() is None, started[2].output
-        time.sleep(0.05)  # nothing tells that an operation was submitted
-        waits = ranks.hosts[1].engine.waiting(0.0)
-    assert "host 0 (ranks 0, 1) has not begun it" in waits
-
-
-def rank_is_told(how):
-    """Rank 1 aborts a communicator, goes on with another one and leaves, while rank 0 waits in the first one; or blocks
-    do not fit."""
-    bagua.init_process_group()
-    me = bagua.get_rank()
-    first, second = new_group().get_global_communicator(), new_group().get_global_communicator()
-    if how == "aborts" and me == 1:
-        first.abort()
-        bagua.barrier(second)
-        return "rank 0, rank 1"
-    if how == "aborts":
-        bagua.barrier(second)
-    with pytest.raises(CommunicationError) as told:
-        if how == "aborts":
-            first.barrier()
-        alltoall_v(torch.zeros(4), [1, 2], [0, 1], torch.zeros(8), [1, 3] if me == 0 else [2, 2], [0, 3])
-    return str(told.value)
-
-
-@pytest.mark.parametrize("how", ["aborts", "blocks"])
-def test_members_that_do_not_agree_are_told(ranks, how):
-    for text in ranks.run(rank_is_told, 2, how=how):
-        assert "rank 1" in text and ("rank 0" in text or how == "aborts"), text

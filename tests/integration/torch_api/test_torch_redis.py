@@ -178,18 +178,6 @@ def test_a_server_that_goes_away(servers, gone, monkeypatch):
     assert (30 < len(loaded) < 60) if gone == "one of three" else len(loaded) == 60
 
 
-@needs_server
-def test_entries_of_others_are_loaded_again(servers):
-    store = RedisStore([host_of(servers[0])])
-    cached = CachedDataset([10, 11], store, writer_buffer_size=1, secret=SECRET)
-    assert [cached[0], cached[1]] == [10, 11]
-    store.set("_0", b"cposix\nsystem\n(S'false'\ntR.")
-    stranger = CacheLoader(store, secret=b"x" * 32)
-    assert stranger.get(1, lambda key: "other") == "other"
-    assert [cached[0], cached[1]] == [10, 11]
-    assert cached.cache_loader.statistics().damaged == 2
-
-
 def rank_cache():
     """Makes a cache without hosts: rank 0 starts a server for all."""
     bagua.init_process_group()

@@ -25,13 +25,10 @@ def rank_runs(name, bucket_bytes):
         model.close()  # until then daemons keep connections for it
 
 
-LONG = {"compiled"}
-
-
 def cases(layouts, names):
     """The first of the layouts; the others with --full."""
     return [
-        pytest.param(*layout, name, marks=pytest.mark.full if number or name in LONG else (), id=f"{layout[0]}-{name}")
+        pytest.param(*layout, name, marks=pytest.mark.full if number else (), id=f"{layout[0]}-{name}")
         for number, layout in enumerate(layouts)
         for name in names
     ]

@@ -4,35 +4,18 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+import test_torch_async as training
 from rig.files import await_file
 from rig.ranks.faults import kill_self, start_beside
-from torch import nn
 
 import bagua.torch_api as bagua
-from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.job.session import current
 
 
-class Trainer:
-    """A small model, each step on other numbers."""
-
-    def __init__(self, **options):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=0, **options)
-        self.model.with_bagua([self.optimizer], algorithm)
-
-    @property
-    def rounds(self):
-        return int(self.model.bagua_algorithm.rounds)
-
+class Trainer(training.Trainer):
     def step(self):
         bagua.wait_to_join()
-        self.optimizer.zero_grad()
-        self.model(torch.randn(4, 8)).square().mean().backward()
-        self.optimizer.step()
+        super().step()
 
 
 def rank_one_waits(folder, becomes, gone=-1, **options):
@@ -57,9 +40,9 @@ def rank_one_waits(folder, becomes, gone=-1, **options):
         for _ in range(20):
             trainer.step()
     bagua.barrier()
-    before = trainer.rounds
+    before = trainer.algorithm.rounds
     rest = options.get("peer_selection_mode") == "shift_one" and becomes % 2
-    for _ in range(20) if rest else iter(lambda: trainer.rounds > before, True):
+    for _ in range(20) if rest else iter(lambda: trainer.algorithm.rounds > before, True):
         trainer.step()
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
     return bagua.get_world_size()
@@ -95,11 +78,8 @@ def rank_aborts():
         trainer.step()
     if current().membership.member == 2:
         kill_self()
-    trainer.model.bagua_algorithm.abort()
-    mine = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-    first = mine.clone()
-    bagua.broadcast(first)
-    return (mine - first).abs().max().item()
+    trainer.algorithm.abort()
+    return trainer.differs()
 
 
 def test_one_is_lost_while_others_end_their_averages(ranks):

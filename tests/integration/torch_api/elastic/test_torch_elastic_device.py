@@ -57,15 +57,6 @@ def test_the_others_go_on_when_ranks_are_killed(ranks, route, hosts, more, kills
     losses.check_survivors(ranks, kills)
 
 
-def test_newcomers_join(ranks, tmp_path):
-    environment = placing.environment("fake", "staged")
-    joins.start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, environment=environment)
-    joins.join(ranks, tmp_path, [2], 4, 0, environment=environment)
-    joins.join(ranks, tmp_path, [3], 4, 1, environment=environment)
-    members_of = joins.check(ranks.left())
-    assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [[0, 1, 2, 3]] * 2
-
-
 @pytest.mark.parametrize("route", ["staged", pytest.param("flat", marks=pytest.mark.full)])
 def test_newcomers_rest_while_a_step_is_repeated(ranks, tmp_path, route):
     """They come with a loss in the middle of a step: communicators are made for the step without them, and again, in

@@ -5,12 +5,9 @@ rank's batch, all in one process.
 """
 
 from training_scenarios import (  # noqa: F401 - they add their scenarios
-    codecs,
     exchange,
     models,
-    odd_tensors,
     optimizers,
-    passes,
     plans,
     sparse,
     steps,

@@ -1,11 +1,15 @@
-"""Kinds of models and optimizers."""
+"""Kinds of models, and parameters and buffers whose elements do not lie densely in memory of their own."""
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed import fsdp
 from torch.nn import functional
 
 import bagua.torch_api as bagua
-from training_scenarios.support import batch, compare, mlp, scenario, seeded, sgd, square, wide_mlp, wide_square, wrap
+from bagua.base.errors import BaguaError
+from bagua.torch_api.data_parallel import DistributedDataParallel
+from training_scenarios.support import batch, compare, mlp, scenario, warnings_ignored, wide_mlp, wide_square, wrap
 
 
 @scenario
@@ -40,53 +44,64 @@ def convolution_with_batchnorm():
     assert model[1].num_batches_tracked.item() == 5 and model[1].running_mean.tolist() == [5.0] * 8
 
 
-class Branches(nn.Module):
-    """Uses only the branches whose numbers it is told."""
-
-    def __init__(self):
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Linear(10, 10) for _ in range(4))
-        self.head = nn.Linear(10, 2)
-
-    def forward(self, x, used):
-        for number in used:
-            x = torch.tanh(self.branches[number](x))
-        return self.head(x)
+def with_buffer(buffer):
+    net = nn.Linear(4, 1)
+    net.register_buffer("table", buffer)
+    return net
 
 
 @scenario
-def parameters_without_gradient():
-    def some_steps(model, rank, step):
-        return model(batch(rank, step, 6, 10), [step % 4]).square().mean()
+def buffers_that_can_be_sent():
+    """All become rank 0's, when the model is wrapped and before each forward pass."""
+    torch.manual_seed(bagua.get_rank())
+    complex_ones = torch.randn(2, 3, dtype=torch.cfloat)
+    for buffer in (
+        complex_ones,
+        complex_ones[0].conj(),
+        complex_ones[1].conj().imag,  # lazily negated
+        torch.randn(1, 4).expand(3, 4),
+        torch.randn(()).expand(3),
+        torch.randn(6, 4)[::2],
+        torch.randn(4).to(torch.float8_e4m3fn),
+        torch.empty(0),
+    ):
+        net, expanded = with_buffer(buffer), 0 in buffer.stride()
+        model = DistributedDataParallel(net)
+        check_same(numbers(net.table))
+        if not expanded:
+            with torch.no_grad():
+                net.table.copy_(torch.full((), float(bagua.get_rank())).expand(buffer.shape))
+        model(torch.ones(2, 4)).sum().backward()
+        check_same(numbers(net.table))
+        assert expanded or not numbers(net.table).any()
 
-    def some_ranks(model, rank, step):
-        return model(batch(rank, step, 6, 10), [rank % 3] if step % 2 else [rank % 2, 2]).square().mean()
 
-    for loss in (some_steps, some_ranks):
-        compare(Branches, loss, steps=6)
-        compare(Branches, loss, set_to_none=False, average=False, steps=6)
-        compare(Branches, loss, do_flatten=False, steps=6)
+def numbers(buffer):
+    return torch.view_as_real(buffer.to(torch.cfloat).resolve_conj())
+
+
+def check_same(values):
+    everyone = torch.zeros(bagua.get_world_size(), values.numel())
+    if values.numel():
+        bagua.allgather(values.contiguous().view(-1), everyone)
+    assert bool((everyone == everyone[0]).all())
 
 
 @scenario
-def frozen_and_ignored_parameters():
-    def make():
-        model = mlp()
-        model[0].weight.requires_grad_(False)
-        return model
+def sharded_models():
+    """Models that torch shards are refused, on all ranks."""
+    if hasattr(fsdp, "fully_shard"):  # torch 2.6
+        sharded = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        with warnings_ignored():
+            fsdp.fully_shard(sharded)
+        for wrap in (lambda: sharded.with_bagua([]), lambda: DistributedDataParallel(sharded)):
+            with pytest.raises(TypeError, match=r"Parameter 0\.weight is a DTensor.*\[BG601\]"):
+                wrap()
 
-    assert compare(make).bagua_ddp.bagua_build_params()[0][0] == "0.bias"
-    for names in (["0.weight", "4.bias"], [".0.weight", ".4.bias"]):
-        model = seeded(mlp, seed=bagua.get_rank())
-        before = model[4].bias.detach().clone()
-        model._bagua_params_and_buffers_to_ignore = names
-        wrap(model, sgd(model))
-        assert torch.equal(model[4].bias, before)
-        square(model, bagua.get_rank(), 0).backward()
-        alone = seeded(mlp)
-        with torch.no_grad():
-            for mine, other in zip(alone.parameters(), model.parameters(), strict=True):
-                mine.copy_(other)
-        square(alone, bagua.get_rank(), 0).backward()
-        torch.testing.assert_close(model[4].bias.grad, alone[4].bias.grad)
-        assert not torch.allclose(model[0].bias.grad, alone[0].bias.grad) or bagua.get_world_size() == 1
+    class Flat(fsdp.FullyShardedDataParallel):  # the class itself needs an accelerator
+        def __init__(self):
+            nn.Module.__init__(self)
+            self._fsdp_wrapped_module = nn.Linear(4, 4)
+
+    with pytest.raises(BaguaError, match=r"part '1'.*FullyShardedDataParallel.*\[BG615\]"):
+        nn.Sequential(nn.Linear(4, 4), Flat()).with_bagua([])

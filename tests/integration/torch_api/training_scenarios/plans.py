@@ -8,22 +8,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bagua.torch_api as bagua
-from bagua.algorithms import Algorithm, AlgorithmImpl, AllReduce, Broadcast, BucketLayout, Local, Plan
+from bagua.algorithms import Algorithm, AlgorithmImpl, AllReduce, Broadcast, Local, Plan
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.communication import statistics
-from training_scenarios.support import (
-    batch,
-    check_close,
-    check_close_parameters,
-    check_identical,
-    compare,
-    mlp,
-    scenario,
-    seeded,
-    sgd,
-    square,
-)
+from training_scenarios.support import batch, check_close, check_identical, compare, mlp, scenario, seeded, sgd, square
 
 
 class PlanImpl(AlgorithmImpl):
@@ -73,37 +61,6 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
         square(model, bagua.get_rank(), step).backward()
         optimizer.step()
-
-
-@scenario
-def gradients_by_levels():
-    """Reduction inside the host, between leaders, and back: the same sum, and the same word of who has a gradient."""
-    compare(mlp, algorithm=PlanAlgorithm(*BY_LEVELS), average=False, steps=3)
-    rank, n = bagua.get_rank(), bagua.get_world_size()
-    model = seeded(mlp).with_bagua([], PlanAlgorithm(*BY_LEVELS))
-    for _ in range(2):  # layers that the last rank alone uses
-        model.zero_grad()
-        (model[4] if rank < n - 1 else model)(batch(rank, 0, 6, 24 if rank < n - 1 else 10)).sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@scenario
-def gradients_with_computation_between():
-    """Scaled before and after, through a slot of the algorithm's own."""
-    steps = (
-        Local(
-            lambda bucket: torch.mul(bucket.slot(GRADIENT), 2, out=bucket.slot("work")),
-            reads=(GRADIENT,),
-            writes=("work",),
-        ),
-        AllReduce("AVG", "work", "work"),
-        Local(
-            lambda bucket: torch.mul(bucket.slot("work"), 0.5, out=bucket.slot(RESULT)),
-            reads=("work",),
-            writes=(RESULT,),
-        ),
-    )
-    compare(mlp, algorithm=PlanAlgorithm(*steps, slots=["work"]))
 
 
 class Twice(nn.Module):
@@ -167,32 +124,6 @@ def several_models_at_once():
         check_close(by_gradients, reference)
         check_identical(by_gradients)
         check_identical(by_weights)
-
-
-@scenario
-def mistakes_in_plans():
-    """Every rank gets the error, also where one alone made it."""
-    rank, n = bagua.get_rank(), bagua.get_world_size()
-    model = seeded(mlp)
-    for step, words in ((AllReduce(dst="nowhere"), "no slot 'nowhere'"), (AllReduce(src=WEIGHT), "no slot 'weight'")):
-        for mine in (step, step if rank == n - 1 else AllReduce()):
-            with pytest.raises((ValueError, BaguaError), match=words):
-                model.with_bagua([], PlanAlgorithm(mine))
-    model.with_bagua([], PlanAlgorithm(MEAN, exchanged=WEIGHT))
-    bucket = model.bagua_buckets[0]
-    with pytest.raises(BaguaError, match="BG307"):
-        bucket.slot(WEIGHT)
-    with pytest.raises(ValueError, match="already"):
-        bucket.add_slot(WEIGHT)
-    bucket.start()
-    with pytest.raises(BaguaError, match="twice"):
-        bucket.start()
-    bucket.join()
-    bucket.join()
-    assert bucket.done()
-    model.bagua_ddp.close()
-    with pytest.raises(BaguaError, match="can't run"):
-        bucket.start()
 
 
 @scenario
@@ -271,67 +202,6 @@ def algorithm_by_environment():
                 seeded(mlp).with_bagua([])
     with pytest.raises((TypeError, BaguaError), match="class PlanAlgorithm"):
         seeded(mlp).with_bagua([], PlanAlgorithm)
-
-
-class Odd(nn.Module):
-    """Weights of all kinds."""
-
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(10, 12, dtype=torch.float64)
-        self.b = nn.Linear(12, 12)
-        self.c = nn.Linear(12, 10)
-        self.c.weight = nn.Parameter(torch.randn(12, 10).t() * 0.1)  # not contiguous
-        self.d = nn.Linear(10, 12)
-        self.d.weight = nn.Parameter(torch.randn(12, 20).mul(0.1)[:, ::2])  # with gaps
-        self.e = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        self.f = nn.Linear(12, 12)
-        self.f.weight = self.b.weight  # shared
-
-    def forward(self, x):
-        x = self.f(self.b(self.a(x.double()).float()))
-        return self.d(self.c(x)) + self.e(torch.ones(1, 3, 3, 3)).mean()
-
-
-def mean_after_each_step(make, steps):
-    """All ranks' models in one process, each with its own optimizer; weights become the mean after each step."""
-    models = [seeded(make) for _ in range(bagua.get_world_size())]
-    optimizers = [sgd(model) for model in models]
-    for step in range(steps):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            optimizer.zero_grad()
-            square(model, rank, step).backward()
-            optimizer.step()
-        with torch.no_grad():
-            for same in zip(*(model.parameters() for model in models), strict=True):
-                mean = torch.stack(list(same)).mean(0)
-                for parameter in same:
-                    parameter.copy_(mean)
-    return models[bagua.get_rank()]
-
-
-@scenario
-def weights_of_every_kind():
-    """Exchanges of them are steps in the statistics."""
-
-    class One(PlanImpl):
-        """All weights in one layout: it becomes a bucket for each dtype."""
-
-        def tensors_to_buckets(self, tensors, do_flatten):
-            return [BucketLayout("all", tuple(tensor for group in tensors for tensor in group))]
-
-    reference = mean_after_each_step(Odd, 3)
-    for flat in (True, False):
-        model = seeded(Odd, seed=bagua.get_rank())
-        optimizer = sgd(model)
-        model.with_bagua(optimizer, PlanAlgorithm(MEAN, exchanged=WEIGHT, impl=One), do_flatten=flat)
-        assert sorted(bucket.name for bucket in model.bagua_buckets) == ["all float32", "all float64"]
-        assert model.e.weight.is_contiguous(memory_format=torch.channels_last)
-        before = statistics()
-        train(model, optimizer, range(3))
-        check_close_parameters(model, reference, 1e-4, 1e-5)
-        check_identical(model)
-        assert statistics().steps == before.steps + 3 and statistics().comm_seconds > before.comm_seconds
 
 
 @scenario

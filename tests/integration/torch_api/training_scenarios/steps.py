@@ -1,6 +1,7 @@
 """Steps that programs make in other ways than one call of the model in training mode and one backward pass."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -12,7 +13,39 @@ from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.job.session import current
-from training_scenarios.support import batch, mlp, scenario, seeded, square, wrap
+from training_scenarios.support import batch, check_close, compare, mlp, scenario, seeded, square, wrap
+
+
+@scenario
+def accumulation():
+    for synced in ([False, False, True], [True, True, True], [True, False, True]):
+        for average, set_to_none in itertools.product((True, False), repeat=2):
+            compare(mlp, synced=synced, steps=3, average=average, set_to_none=set_to_none)
+
+
+@scenario
+def exception_in_backward():
+    """Caught before anything was exchanged, it leaves no trace."""
+
+    def fail(gradient):
+        raise ArithmeticError("on purpose")
+
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    for whole in (True, False):
+        reference, model = seeded(mlp), wrap(seeded(mlp))
+        output = model(batch(rank, 0, 6, 10))
+        output.register_hook(fail)  # comes after ours, by which the pass has begun
+        with pytest.raises(ArithmeticError):
+            output.sum().backward()
+        (sum(square(reference, other, 1) for other in range(n)) / n).backward()
+        if whole:
+            square(model, rank, 1).backward()
+        else:  # past the hooks of the model as a whole: its parameters alone tell that a pass begins
+            x = batch(rank, 1, 6, 10)
+            for layer in model:
+                x = layer(x)
+            x.square().mean().backward()
+        check_close(model, reference)
 
 
 @scenario

@@ -7,57 +7,8 @@ import torch
 from torch import nn
 
 import bagua.torch_api as bagua
-from bagua.algorithms import Algorithm, GradientAllReduceAlgorithm
 from bagua.base.errors import BaguaError
-from training_scenarios.support import (
-    check_close_parameters,
-    check_identical,
-    mlp,
-    scenario,
-    seeded,
-    sgd,
-    square,
-    wide_mlp,
-    wide_square,
-    wrap,
-)
-
-
-@scenario
-def lbfgs():
-    rank, n = bagua.get_rank(), bagua.get_world_size()
-
-    def make_optimizer(model):
-        return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-
-    reference, model = seeded(wide_mlp), seeded(wide_mlp, seed=rank)
-    optimizers = make_optimizer(reference), make_optimizer(model)
-    wrap(model, optimizers[1])
-
-    def closure(number, step):
-        optimizers[number].zero_grad()
-        if number == 0:
-            loss = sum(wide_square(reference, other, step) for other in range(n)) / n
-        else:
-            loss = wide_square(model, rank, step)
-        loss.backward()
-        return loss
-
-    for step in range(3):
-        first = optimizers[0].step(lambda step=step: closure(0, step))
-        second = optimizers[1].step(**{"closure": lambda step=step: closure(1, step)})
-        torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-12)
-    check_identical(model)
-    # Its state (lists of tensors, None among them) is broadcast too.
-    again = seeded(wide_mlp, seed=rank + 7)
-    optimizer = make_optimizer(again)
-    if rank == 0:
-        optimizer.load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
-    wrap(again, optimizer)
-    (state,) = optimizer.state.values()
-    (wanted,) = optimizers[1].state.values()
-    assert state["n_iter"] == wanted["n_iter"] and len(state["old_dirs"]) == len(wanted["old_dirs"])
-    assert all(torch.equal(a, b) for a, b in zip(state["old_dirs"], wanted["old_dirs"], strict=True))
+from training_scenarios.support import check_close_parameters, check_identical, mlp, scenario, seeded, sgd, square, wrap
 
 
 @scenario
@@ -137,21 +88,6 @@ def unforeseen_sparse_gradient():
     model = wrap(SparseLookup())
     with pytest.raises(NotImplementedError, match="Parameter table got a sparse gradient"):
         model(torch.tensor([1, 2])).sum().backward()
-
-
-class Forgetful(Algorithm):
-    """Its reify returns nothing."""
-
-    def reify(self, process_group):
-        GradientAllReduceAlgorithm().reify(process_group)
-
-
-@scenario
-def arguments_that_are_none():
-    with pytest.raises(TypeError, match="optimizers holds a NoneType"):
-        seeded(mlp).with_bagua(None)
-    with pytest.raises(TypeError, match="reify returned a NoneType"):
-        seeded(mlp).with_bagua([], Forgetful())
 
 
 @scenario
