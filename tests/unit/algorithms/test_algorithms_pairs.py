@@ -1,12 +1,8 @@
 """Pairs of ranks that average with each other: formed anew when members are lost, one rests where they are odd."""
 
 import pytest
-import torch
 
-from bagua.algorithms.averaging import PEER, mean_of_pair
-from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
-from bagua.algorithms.plan import WEIGHT
 
 
 class Members:
@@ -64,45 +60,6 @@ def test_one_rests_where_ranks_are_odd(n):
             if both is not None:
                 assert rank in both and all(found[other] == both for other in both)
     assert len(resting) == (n + 1) // 2  # those that meet nobody in some round: one half
-
-
-class Bucket:
-    """Slots alone."""
-
-    dtype = torch.float32
-
-    def __init__(self):
-        self.slots = {WEIGHT: torch.zeros(2)}
-
-    def add_slot(self, name, **_):
-        return self.slots.setdefault(name, torch.zeros(2))
-
-    def slot(self, name):
-        return self.slots[name]
-
-    def views(self, name):
-        return [self.slots[name]]
-
-
-def test_rounds_with_a_codec_go_on_where_one_rests():
-    """Each begins rounds at moments of its own: the one that rests has the next one, too, and keeps what it has."""
-    meetings = []
-    for rank in range(3):
-        pairs = Pairs(Group(3, rank), hierarchical=False, private=True, rests=True)
-        bucket = Bucket()
-        begin, exchange, end = mean_of_pair(bucket, pairs, Codec("minmax8"), everywhere=True)
-        bucket.slots["arrived"] += 1
-        met = []
-        for _ in range(4):
-            before = bucket.slots[PEER].clone()
-            begin.run(bucket)
-            both = exchange.over()
-            end.run(bucket)
-            met.append(None if both is None else both.ranks)
-            assert both is not None or torch.equal(bucket.slots[PEER], before.zero_())
-        meetings.append(met)
-    for round in zip(*meetings, strict=True):
-        assert round.count(None) == 1 and all(both is None or round[both[0]] == round[both[1]] for both in round), round
 
 
 def test_pairs_are_formed_anew_when_members_are_lost():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bagua.base.address import is_loopback, join_address, split_address
 from bagua.base.errors import ConfigError
-from bagua.base.paths import cache_dir, make_private_dir, state_dir
+from bagua.base.paths import make_private_dir
 from bagua.base.security import TlsFiles, check_dial_address, check_listen_address, create_token, read_token
 from bagua.daemon.coordinator.admin.certs import make_certificates
 
@@ -54,16 +54,6 @@ def test_beyond_loopback_needs_tls_and_the_message_says_how(tmp_path):
     check_listen_address("127.0.0.1:7670", None)
     with pytest.raises(ConfigError, match=r"ca\.pem"):
         files.read()
-
-
-def test_folders_follow_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("BAGUA_STATE_DIR", raising=False)
-    monkeypatch.delenv("BAGUA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
-    assert (state_dir(), cache_dir()) == (tmp_path / "s" / "bagua", tmp_path / "c" / "bagua")
-    monkeypatch.setenv("BAGUA_STATE_DIR", "/x")
-    assert state_dir() == Path("/x")
 
 
 def test_private_folder_is_private_and_refused_where_it_cannot_be(tmp_path):

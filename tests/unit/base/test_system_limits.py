@@ -1,8 +1,5 @@
 """Words for limits of the system."""
 
-import os
-import resource
-
 import pytest
 
 from bagua.base.system_limits import process_words
@@ -18,12 +15,3 @@ def test_the_control_group_that_is_full_is_named(tmp_path, line, mount):
         (folder / "pids.max").write_text(f"{most}\n")
     words = process_words(tmp_path, tmp_path)
     assert "control group /a has 99 of the 100" in words and "TasksMax=" in words
-
-
-def test_else_the_limit_of_the_user_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (400, 400))
-    assert "user 1000 may have 400" in process_words(tmp_path, tmp_path)
-    assert "kernel.pid_max" in process_words(tmp_path, tmp_path, own=False)  # of a rank, whose user may be another
-    monkeypatch.setattr(os, "getuid", lambda: 0)  # whom it does not bind
-    assert "kernel.pid_max" in process_words(tmp_path, tmp_path)

@@ -1,8 +1,6 @@
 """Checks of the command line before anything is started."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -82,11 +80,3 @@ def test_ranks_are_counted_as_torchrun_counts_them(monkeypatch):
     for broken, words in (("gpu", "no GPU"), ("0", "from 1 to"), ("1025", "from 1 to"), ("two", "auto, gpu or cpu")):
         with pytest.raises(typer.BadParameter, match=words):
             count_ranks(broken)
-
-
-def complete(line):
-    """The completions that bash gets for the last word of ``line``."""
-    words = {"_BAGUA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    command = [sys.executable, "-P", "-m", "bagua.cli.main"]
-    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.split()

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.daemon.coordinator.rules.clock_offsets import Exchange, offset_during, offset_of
-from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec
 
 DELAYS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8)
 
@@ -30,8 +29,3 @@ def test_the_bound_covers_clocks_that_drift(true, drift, before, after):
 def test_the_quickest_exchange_counts():
     found = offset_of(exchanges(500, [(100, 9000), (10, 20), (4000, 0)]))
     assert (found.ns, found.bound) == (505, 15)
-
-
-def job(state, paused=False):
-    spec = JobSpec("train", 1, 1, placement_timeout_s=0, stop_grace_s=0, master_port=0, wire=b"")
-    return JobRecord("job-1", spec, created_at=0, state=state, reason="needs 2 nodes", paused=paused)

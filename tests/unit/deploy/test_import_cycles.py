@@ -8,21 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-LOADED_LATE = {
-    "bagua.base.system_limits": "Windows lacks `resource`, and the command line is imported there, to refuse in words",
-    "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
-    "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
-    "bagua.client.packing": "a client packs seldom, and the library for patterns takes as long as a call",
-    "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
-    "bagua.distributed": "a job on several hosts becomes torchrun, which needs no command of ours",
-    "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",
-    "bagua.otel.tracing": "OpenTelemetry is an extra, and takes as long as a command to import",
-    "bagua.examples": "scikit-learn and the frameworks are extras",
-    "bagua.operator": "kopf and lightkube take half a second and are extras; --help needs neither",
-    "bagua.torch_api.notebook": "IPython and cloudpickle are an extra, and most ranks need neither",
-}
-"""Packages and modules that import inside functions, and why. The rank's side does not, but for notebooks."""
-
 
 def sources():
     """Our modules by their dotted names."""
@@ -71,19 +56,3 @@ def test_no_module_is_part_of_a_cycle():
     graph = {name: imported(ast.parse(path.read_text()), name, path, known) for name, path in known.items()}
     assert len(graph) > 150 and graph["bagua.torch_api.train.model"]
     assert not cycle_in(graph)
-
-
-def test_imports_inside_functions_have_a_reason():
-    used = set()
-    for name, path in sources().items():
-        if path.name == "__init__.py" or not imports_inside_functions(ast.parse(path.read_text())):
-            continue
-        reasons = [prefix for prefix in LOADED_LATE if f"{name}.".startswith(f"{prefix}.")]
-        assert reasons, f"{name} imports inside a function: import at the top, or say here why not"
-        used.update(reasons)
-    assert used == set(LOADED_LATE), "a reason that nobody needs any more"
-
-
-def imports_inside_functions(tree):
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return any(isinstance(node, ast.Import | ast.ImportFrom) for function in functions for node in ast.walk(function))

@@ -13,7 +13,6 @@ from rig.limits import SOON_S
 from rig.system.prometheus import promtool
 
 from bagua.base.errors import UnavailableError
-from bagua.cli.dashboard import DEFAULT_LISTEN
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics
 from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.metric_families import table
@@ -78,30 +77,6 @@ def test_a_database_that_does_not_answer_keeps_no_other_number_away(monkeypatch)
     answers.clear()
     monkeypatch.setattr(coordinator_metrics, "COUNT_S", SOON_S)
     assert counts.get() is None, "the database has said no"
-
-
-def test_the_fuller_disk_counts(tmp_path):
-    """Under systemd logs of ranks may lie on another disk than the state folder."""
-    assert node_metrics.room([tmp_path])[()] > 0
-    assert node_metrics.room([tmp_path, Path("/proc")]) == {(): 0}
-    assert node_metrics.room([tmp_path, tmp_path / "none"]) == {}
-
-
-def test_an_example_of_metrics_has_one_port_everywhere():
-    """That of the systemd settings is the one that Prometheus asks, and the dashboard of the same host has another."""
-    asked = {
-        scrape["job_name"]: scrape["static_configs"][0]["targets"]
-        for scrape in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
-    }
-    settings = ROOT / "deploy" / "systemd" / "settings"
-    coordinator = re.search(r"BAGUA_COORDINATOR_METRICS_PORT=(\d+)", (settings / "coordinator.env").read_text())[1]
-    node = re.search(r"--metrics-port (\d+)", (settings / "node.env").read_text())[1]
-    assert asked["bagua-coordinator"] == [f"127.0.0.1:{coordinator}"]
-    assert f"127.0.0.1:{node}" in asked["bagua-node"]
-    assert DEFAULT_LISTEN not in [target for targets in asked.values() for target in targets]
-    for page in ("metrics", "observability"):
-        ports = set(re.findall(r"--metrics-port (\d+)", (ROOT / "docs" / f"{page}.md").read_text()))
-        assert ports == {coordinator, node}, page
 
 
 def test_expressions_use_metrics_and_labels_that_exist():

@@ -63,26 +63,6 @@ def test_overlays_are_valid(overlay):
             assert all(part["securityContext"]["readOnlyRootFilesystem"] for part in pod["containers"])
 
 
-def test_monitors_find_ports_that_policies_open_to_prometheus():
-    found = {(one["kind"], one["metadata"]["name"]): one for one in rendered("prometheus")}
-    made = {one["kind"]: one for one in objects.infrastructure(SEEN, SPEC, "mark", True) if "coordinator" in str(one)}
-    operator = found["Deployment", "bagua-operator"]["spec"]["template"]
-    places = (
-        ("bagua-operator", found["Service", "bagua-operator"], operator, found["NetworkPolicy", "bagua-operator"]),
-        ("bagua-coordinators", made["Service"], made["StatefulSet"]["spec"]["template"], made["NetworkPolicy"]),
-    )
-    for name, service, pod, policy in places:
-        monitor = found["ServiceMonitor", name]["spec"]
-        assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-        [port] = [one for one in service["spec"]["ports"] if one["name"] == monitor["endpoints"][0]["port"]]
-        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-        [listens] = [one for one in pod["spec"]["containers"][0]["ports"] if one["name"] == "metrics"]
-        assert port["port"] == listens["containerPort"]
-        rule = policy["spec"]["ingress"][-1]
-        assert rule["ports"][0]["port"] == port["port"]
-        assert rule["from"] == [{"namespaceSelector": {"matchLabels": objects.SCRAPES}}]
-
-
 def test_the_operator_makes_valid_objects():
     made = objects.infrastructure(SEEN, SPEC, "mark", True)
     made += [objects.certificate(SEEN, Settings(issuer="ClusterIssuer/bagua"))]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from bagua.torch_api.job import ending
-from bagua.torch_api.job.ending import MOST_WORDS, end_by, has_returned, words_of
+from bagua.torch_api.job.ending import MOST_WORDS, end_by, words_of
 
 
 class Mute(Exception):
@@ -71,21 +71,6 @@ def test_an_interrupt_and_a_killed_child_are_losses():
     with pytest.raises(subprocess.CalledProcessError) as found:
         subprocess.run(["sh", "-c", "exit 3"], check=True)
     assert not end_by(found.value).lost
-
-
-def test_a_frame_remembers_how_it_ended():
-    """The interpreter promises it nowhere: this test tells if that changes."""
-    frames = []
-
-    def end(badly):
-        frames.append(sys._getframe())
-        if badly:
-            raise SystemExit(3)
-
-    end(False)
-    with pytest.raises(SystemExit):
-        end(True)
-    assert [has_returned(frame) for frame in frames] == [True, False]
 
 
 PROGRAM = """

@@ -8,7 +8,6 @@ from bagua.algorithms import AllReduce, Plan
 from bagua.torch_api.step.gradients import GradientBucket
 from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.step.vote import Vote
-from bagua.torch_api.train.autograd_hooks import BackwardPass
 
 
 class Run:
@@ -92,63 +91,3 @@ def test_buckets_go_in_order_and_the_last_one_at_the_end():
     assert gone == [0, 2, 2]
     step.finish()
     assert submitted == buckets
-
-
-def test_an_abandoned_pass_leaves_no_trace():
-    layers, submitted, buckets = three_layers()
-    step = TrainingStep(buckets)
-    backward(step, layers, [0])
-    assert not step.abandon()
-    backward(step, layers, [2])
-    assert step.abandon()
-    backward(step, layers)
-    step.finish()
-    assert submitted == [buckets[0], *buckets]
-
-
-def test_a_second_gradient_after_submission_makes_all_ranks_reduce_again():
-    layers, submitted, buckets = three_layers()
-    step = TrainingStep(buckets)
-    for early in (2, 0):
-        backward(step, layers)
-        layers[2].weight.grad += 3
-        step.mark_ready("2.weight", layers[2].weight)
-        assert len(submitted) == early, "later passes wait for their end"
-        step.finish()
-        assert torch.equal(layers[2].weight.grad, torch.full((3, 3), 4.0))
-        assert submitted == (buckets * 2 if early else buckets)
-        submitted.clear()
-
-
-def test_the_private_door_of_autograd_is_where_we_expect_it():
-    """The callback comes once, after every gradient is there, and is let go when a pass fails."""
-    weight = nn.Parameter(torch.ones(3))
-    passes = []
-    seen = []
-
-    def begin(gradient):
-        passes.append(BackwardPass(lambda: seen.append(weight.grad is not None)))
-        assert passes[-1].alive()
-
-    def fail(gradient):
-        raise ArithmeticError
-
-    output = weight * 2
-    output.register_hook(begin)
-    output.sum().backward()
-    assert seen == [True] and not passes[-1].alive()
-
-    middle = weight * 2
-    middle.register_hook(fail)
-    output = middle * 2
-    output.register_hook(begin)
-    with pytest.raises(ArithmeticError):
-        output.sum().backward()
-    assert seen == [True] and not passes[-1].alive()
-
-    with pytest.raises(RuntimeError, match="during backward"):
-        BackwardPass(lambda: None)
-    with pytest.raises(ZeroDivisionError):  # an error in the callback is the caller's
-        output = weight * 2
-        output.register_hook(lambda gradient: BackwardPass(lambda: 1 // 0) and None)
-        output.sum().backward()

@@ -57,16 +57,3 @@ def test_as_good_as_an_exhaustive_search(profile, network, hosts, coding):
         every.append(predict_cuts(profile, cluster, cuts, coding).exposed_s)
     found = predict_cuts(profile, cluster, best_cuts(profile, network, hosts, coding=coding), coding).exposed_s
     assert abs(found - min(every)) <= 1e-12
-
-
-def test_merges_where_operations_cost_and_splits_where_bytes_do():
-    small = tuple(Gradient(f"p{number}", "float32", 100, number * 1000) for number in range(50))
-    profile = StepProfile(small, 0, 50_000, 0)
-    assert len(best_cuts(profile, Network(1e9, 0.0), hosts=2)) == 1
-    large = tuple(Gradient(f"p{number}", "float32", 5_000_000, (number + 1) * 100_000_000) for number in range(10))
-    profile = StepProfile(large, 0, 1_000_000_000, 0)
-    cuts = best_cuts(profile, Network(2e9, 0.0), hosts=2)
-    cluster = Cluster.of(profile, Network(2e9, 0.0), 2)
-    assert len(cuts) >= 5
-    whole = predict_cuts(profile, cluster, one_bucket(profile)).exposed_s
-    assert predict_cuts(profile, cluster, cuts).exposed_s < whole / 5

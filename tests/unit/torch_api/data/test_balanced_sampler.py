@@ -169,19 +169,6 @@ def test_an_epoch_goes_on_with_other_ranks(kind, later):
 
 
 @pytest.mark.parametrize("kind", ["samples", "batches"])
-def test_an_iteration_after_a_resumed_one_is_whole(kind):
-    one = make(kind, 2, 0)
-    whole = list(one)
-    part = iter(make(kind, 4, 0))
-    next(part)
-    other = make(kind, 4, 0)
-    other_iterator = iter(other)
-    next(other_iterator)
-    one.load_state_dict(other.state_dict())
-    assert len(list(one)) < len(whole) and list(one) == whole
-
-
-@pytest.mark.parametrize("kind", ["samples", "batches"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 uses it
 def test_torchdata_resumes_it(kind, workers):

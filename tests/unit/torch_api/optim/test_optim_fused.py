@@ -28,8 +28,7 @@ FUSABLE = {
 UNFUSABLE = {"LBFGS": "LBFGS", "SparseAdam": "SparseAdam", "Adafactor": "Adafactor", "Muon": "Muon"}
 
 
-@pytest.mark.parametrize("lacking", [False, True])
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("keep", "lacking"), [(False, False), (True, True)])
 @pytest.mark.parametrize("name", FUSABLE)
 def test_bits_of_the_plain_optimizer(name, keep, lacking):
     for flags in FUSABLE[name]:
