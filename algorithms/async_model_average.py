@@ -68,7 +68,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._model: DataParallel | None = None
         self._next_start = 0.0  # by time.monotonic()
         self._pairs: dict[str, Pairs] = {}  # by bucket
-        if self.peer_selection_mode == "shift_one":
+        if self.peer_selection_mode == "shift_one":  # at once, and not when the warm-up is over
             Pairs(process_group, hierarchical=False)  # raises if ranks can't be paired
 
     def need_reset(self) -> bool:
@@ -90,6 +90,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if self.exchanged == GRADIENT:
             bucket.set_plan(self.warm_up.plan())
             return
+        # A communicator for them alone: averages come at other moments than gradients.
         own = bagua_ddp.own_communicator()
         self._model = bagua_ddp
         if self.peer_selection_mode == "shift_one":
@@ -108,6 +109,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def tell_newcomers(self) -> dict[str, Any]:
         """Returns the encoding, which was settled when the model was wrapped, and when the next average begins."""
+        # Clocks of two hosts have no common zero: what is left is told.
         rest = max(0.0, self._next_start - time.monotonic())
         return {**super().tell_newcomers(), "encodes": self.codec is not None, "begins_in_s": rest}
 

@@ -54,7 +54,7 @@ def mean_of_all(
     codec = fits(bucket, codec)
     if codec is not None:
         return _mean_by_differences(bucket, codec, everywhere, over, keep_snapshot)
-    bucket.add_slot(PEER, on_change=SCRATCH)
+    bucket.add_slot(PEER, on_change=SCRATCH)  # SCRATCH: each exchange fills it anew
     if not keep_snapshot:
         return (_snapshot(PEER), AllReduce("AVG", PEER, PEER, over=over))
     bucket.add_slot(SNAPSHOT, on_change=SCRATCH)
@@ -111,6 +111,7 @@ class _PairByDifferences:
         self._everywhere = everywhere
         self._keep_snapshot = keep_snapshot
         self._codec = replace(codec, error_feedback=False)  # what is lost stays in the weights
+        # The first rank of a host exchanges for it.
         self._references = [peer for peer in pairs.partners if pairs.leader and self._encodes(peer)]
         bucket.add_slot(PEER, on_change=SCRATCH)
         bucket.add_slot(DIFFERENCE, on_change=SCRATCH)
@@ -118,7 +119,7 @@ class _PairByDifferences:
         if keep_snapshot:
             bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)
         for peer in self._references:
-            bucket.add_slot(_reference(peer), communicated=False)
+            bucket.add_slot(_reference(peer), communicated=False)  # KEEP, the default: references are a pair's own
             copy_weights(bucket, _reference(peer))
 
     def steps(self) -> tuple[Step, ...]:
@@ -161,6 +162,7 @@ class _PairByDifferences:
             torch.sub(bucket.slot(PEER), bucket.slot(_reference(self._pairs.peer)), out=bucket.slot(DIFFERENCE))
 
     def _end(self, bucket: Bucket) -> None:
+        # ``met``: the exchange may have counted the round up.
         if not (self._pairs.leader and self._encodes(self._pairs.met)):
             return
         own = bucket.slot(DIFFERENCE)

@@ -319,7 +319,7 @@ class AlgorithmRegistry:
 
     def register(self, name: str, algorithm: Callable[..., Any], description: str | None = None) -> None:
         """Adds a subclass of ``Algorithm`` (or a function that returns one). Raises ValueError if the name is taken."""
-        if name in self._makers:
+        if name in self._makers:  # a registration that replaces another one would change what a name means
             raise ValueError(f"An algorithm is already registered as {name!r}; choose another name. [BG301]")
         self._makers[name], self._descriptions[name] = algorithm, description or ""
 
@@ -362,9 +362,11 @@ class Algorithm:
 def _check_arguments(name: str, maker: Callable[..., Any], given: dict[str, Any]) -> None:
     """Checks arguments, which may come from a command line as text."""
     known = inspect.signature(maker).parameters
+    # A function such as ``combine`` passes options on.
     takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for key, value in given.items():
         if key not in known and not takes_more:
             raise TypeError(f"Algorithm {name} has no argument {key!r}. Known: {', '.join(known) or 'none'}. [BG301]")
+        # "false" would count as true.
         if key in known and known[key].annotation in (bool, "bool") and value not in (True, False):
             raise TypeError(f"{key} is {value!r}: it must be true or false. [BG302]")

@@ -7,7 +7,7 @@ PEER_SELECTION_MODES = ("all", "shift_one")
 
 def check_count(name: str, value: int, at_least: int) -> int:
     """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):  # True is a whole number for Python
         raise TypeError(f"{name} is {value!r}: pass a whole number. [BG302]")
     if value < at_least:
         raise ValueError(f"{name} is {value}: it must be at least {at_least}. [BG302]")
@@ -16,7 +16,7 @@ def check_count(name: str, value: int, at_least: int) -> int:
 
 def check_share(name: str, value: float) -> float:
     """``value`` as a float. Raises ValueError unless 0 <= value < 1."""
-    if not 0 <= value < 1:
+    if not 0 <= value < 1:  # NaN fails the comparison, too
         raise ValueError(f"{name} is {value}: it must be at least 0 and below 1. [BG302]")
     return float(value)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NAMES = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
-NEED_FEEDBACK = frozenset({"int4", "onebit", "topk"})
+NEED_FEEDBACK = frozenset({"int4", "onebit", "topk"})  # these lose too much without it
 DEFAULT_DENSITY = 0.01
 _DENSITY_UNITS = 1 << 16
 
@@ -56,6 +56,7 @@ class Codec:
         if self.name not in NAMES:
             raise ValueError(f"There is no codec {self.name!r}. Known: {', '.join(NAMES)}. [BG303]")
         if self.error_feedback is None:
+            # The dataclass is frozen: its own fields are set so.
             object.__setattr__(self, "error_feedback", self.name in NEED_FEEDBACK)
         elif not isinstance(self.error_feedback, bool):
             raise TypeError(f"error_feedback is {self.error_feedback!r}: pass True, False or None. [BG303]")
@@ -82,6 +83,7 @@ class Codec:
         """The density as the core has it: elements kept of 65536, 1 to 65535; 0 for codecs without one."""
         if self.density is None:
             return 0
+        # 0 stands for no density, and 65536 does not fit.
         return min(max(round(self.density * _DENSITY_UNITS), 1), _DENSITY_UNITS - 1)
 
     @classmethod

@@ -65,13 +65,14 @@ def combine(
             )
         return AsyncModelAverageAlgorithm(peer_selection_mode=mode, codec=codec, everywhere=everywhere, **options)
     if mode == "ring":
+        # A ring of ranks encodes inside hosts, too.
         if not everywhere and options.setdefault("hierarchical", True) is not True and found is not None:
             raise ValueError(
                 "A ring of ranks (hierarchical=False) encodes everywhere: pass everywhere=True with it. [BG304]"
             )
         options.setdefault("hierarchical", False)
         return LowPrecisionDecentralizedAlgorithm(codec=codec, **options)
-    options.setdefault("hierarchical", not everywhere)
+    options.setdefault("hierarchical", not everywhere)  # ``everywhere`` goes with pairs of ranks alone
     return DecentralizedAlgorithm(peer_selection_mode=mode, codec=codec, everywhere=everywhere, **options)
 
 

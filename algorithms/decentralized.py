@@ -98,6 +98,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         if self._pairs is None:
             return True
         self._pairs.form()
+        # Without a codec the exchange is repeated with the members that are left.
         self._under_way = self._under_way and self.codec is None
         return self.codec is None
 
@@ -241,7 +242,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         ring = self._ring(bucket) if self._units > 1 and self._in_ring else ()
         back: tuple[Step, ...] = (Broadcast(NOW, over=HOST),) if self.hierarchical and self._units > 1 else ()
         bucket.set_plan(Plan((take, *inside, *ring, *back, give)))
-        if not ring:
+        if not ring:  # programs read the slots, also where there is no ring
             for name in REPLICAS:
                 bucket.add_slot(name, communicated=False)
                 copy_weights(bucket, name)
@@ -302,6 +303,7 @@ def ring_steps(
     (what encoding has lost so far). ``alone``: this rank is its own neighbour."""
     own, left, right = replicas
     difference, decoded, from_left, from_right = messages
+    # Alone: what it sends is what both neighbours send.
     arrived = (decoded, decoded, decoded) if alone else (decoded, from_left, from_right)
     kept = () if lost is None else (lost,)
 
@@ -311,7 +313,7 @@ def ring_steps(
         found.add_(bucket.slot(left), alpha=1 / 3).add_(bucket.slot(right), alpha=1 / 3)
         found.add_(bucket.slot(own), alpha=-5 / 3)
         for slot in kept:
-            found.copy_(bucket.slot(slot).add_(found))
+            found.copy_(bucket.slot(slot).add_(found))  # added to what was lost before: both travel
 
     def follow(bucket: Bucket) -> None:
         for replica, message in zip(replicas, arrived, strict=True):

@@ -39,6 +39,7 @@ class DiLoCoAlgorithmImpl(PeriodicImpl):
         anchor, delta, velocity = bucket.slot(ANCHOR), bucket.slot(DELTA), bucket.slot(VELOCITY)
         lr, momentum = self.settings.outer_lr, self.settings.outer_momentum
         velocity.mul_(momentum).add_(delta)
+        # Nesterov: the step goes on by the velocity that it has just got.
         anchor.add_(delta, alpha=-lr).add_(velocity, alpha=-lr * momentum)
 
 
@@ -126,7 +127,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         for tensor in tensors:
             module = self._modules[id(tensor)]
             if module not in of_module:
-                of_module[module] = sizes.index(min(sizes))
+                of_module[module] = sizes.index(min(sizes))  # the smallest so far: fragments take equally long
             fragment_of[id(tensor)] = of_module[module]
             sizes[of_module[module]] += tensor.numel() * tensor.element_size()
         return fragment_of
@@ -156,7 +157,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
 
     def _take_up(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
-            if bucket in self._under_way:
+            if bucket in self._under_way:  # nothing where it was not sent, as after a reset
                 self._under_way.remove(bucket)
                 if bucket.name in self._sent_by_others:
                     self._sent_by_others.remove(bucket.name)
@@ -177,9 +178,8 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         self._sent_by_others = set(told["under_way"])
 
     def close(self) -> None:
-        """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone. What has
-        failed has been told, or will be."""
-        with torch.no_grad(), suppress(RuntimeError):
+        """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone."""
+        with torch.no_grad(), suppress(RuntimeError):  # an operation that failed has been told, or will be
             self._take_up(list(self._under_way))
 
     def sent_at(self, fragment: int, step: int) -> bool:

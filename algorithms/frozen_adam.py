@@ -41,6 +41,7 @@ class FrozenAdam(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group that is as far as the first."""
         if self.param_groups:
+            # Or it would be in its warm-up while others are frozen.
             param_group = {**param_group, **{name: self.param_groups[0][name] for name in self.progress}}
         super().add_param_group(param_group)
 
@@ -102,6 +103,7 @@ class FrozenAdam(torch.optim.Optimizer):
             group["frozen"] = 1
             for parameter in group["params"]:
                 momentum, scale = self.moments(parameter)
+                # m / D is what travels, and 1 / D is kept: no division in later steps.
                 momentum.mul_(torch.reciprocal(self.denominator(group, parameter), out=scale))
 
     @torch.no_grad()
@@ -110,7 +112,7 @@ class FrozenAdam(torch.optim.Optimizer):
         which is one of the group."""
         found = self.moments(parameter)[1].sqrt()
         found.div_(math.sqrt(1 - group["betas"][1] ** max(1, group["variance_steps"]))).add_(group["eps"])
-        if found.numel():
+        if found.numel():  # a norm of nothing has no elements to divide by
             found.clamp_(min=group["floor"] * found.norm().item() / math.sqrt(found.numel()))
         return found
 
@@ -129,7 +131,7 @@ class FrozenAdam(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         group["steps"] += 1
         group["variance_steps"] += with_variance
-        if not parameters:
+        if not parameters:  # _foreach functions refuse empty lists
             return
         torch._foreach_lerp_(momenta, gradients, 1 - beta1)
         if with_variance:

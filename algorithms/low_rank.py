@@ -51,6 +51,7 @@ class TorchLowRank:
         for rows in _blocks(memory):
             block = memory[rows]
             for number in range(len(left)):
+                # One row of P and Q at a time: a product with few long rows is the fastest.
                 block.addr_(left[number, rows], right[number], alpha=-1)
             block.add_(gradient[rows])
             _multiply(right, block.t(), projected[:, rows])
@@ -77,6 +78,7 @@ def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """``out = a @ b``, rounded to the dtype of ``out`` at the end."""
+    # ``mm`` writes into contiguous memory of its own dtype alone.
     if a.dtype == b.dtype == out.dtype and out.is_contiguous():
         torch.mm(a, b, out=out)
     else:

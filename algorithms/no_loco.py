@@ -49,7 +49,9 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         ranks = group.get_global_communicator().ranks
         me = ranks[group.get_global_communicator().rank()]
         units = group.hosts if self.settings.hierarchical else tuple((rank,) for rank in ranks)
+        # Seeds lie far apart: rounds of one are not those of the next.
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.round)
+        # The CPU's generator, whatever torch's default device is.
         order = torch.randperm(len(units), generator=generator, device="cpu").tolist()
         for at in range(0, len(order), 2):
             members = sorted(rank for unit in order[at : at + 2] for rank in units[unit])
@@ -68,6 +70,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
     def outer_step(self, bucket: Bucket) -> None:
         """The modified Nesterov step; weights become the anchor."""
         anchor, velocity = bucket.slot(ANCHOR), bucket.slot(VELOCITY)
+        # MIXED has γ φ in it: what remains is γ (mean(φ) - φ).
         velocity.mul_(self.settings.outer_momentum).add_(bucket.slot(MIXED))
         velocity.add_(anchor, alpha=-self.settings.consensus)
         anchor.add_(velocity)

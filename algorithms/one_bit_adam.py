@@ -76,7 +76,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
 
     def need_reset(self) -> bool:
         """True once the optimizer's variance has frozen."""
-        return self.optimizer.frozen != self._frozen
+        return self.optimizer.frozen != self._frozen  # gradients make room for momentum: buckets get other plans
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Mean gradients; after the warm-up mean momentum in one bit."""
@@ -91,7 +91,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     def _fold(self, bucket: Bucket) -> None:
         """MOMENTUM = β1 u + (1-β1) s g, with the gradient of this rank."""
         with torch.no_grad():
-            groups = self.optimizer.groups_by_parameter()
+            groups = self.optimizer.groups_by_parameter()  # asked each time: a state that is loaded makes new groups
             parts = zip(bucket.tensors, bucket.views(GRADIENT), bucket.views(MOMENTUM), strict=True)
             for parameter, gradient, folded in parts:
                 momentum, scale = self.optimizer.moments(parameter)

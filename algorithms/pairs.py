@@ -44,6 +44,7 @@ class Pairs:
         everyone = self._group.get_global_communicator()
         mine = everyone.ranks[everyone.rank()]
         self.units = hosts if self.hierarchical else tuple((rank,) for rank in everyone.ranks)
+        # An odd number is rounded up: one has no peer in each round.
         self.n = 1 if len(self.units) == 1 else len(self.units) + len(self.units) % 2
         self.position = next(index for index, unit in enumerate(self.units) if mine in unit)
         self.leader = mine == self.units[self.position][0]
@@ -74,6 +75,7 @@ class Pairs:
         """Returns the mean of this unit's and the last peer's values, each rank counted once. It has the same bits on
         both.
         """
+        # The lower position comes first: both add in one order, and get the same bits.
         low, high = sorted((self.position, self.met))
         share = len(self.units[low]) / (len(self.units[low]) + len(self.units[high]))
         first, second = (own, arrived) if low == self.position else (arrived, own)

@@ -66,7 +66,7 @@ class PeriodicImpl(AlgorithmImpl):
         """Counts steps, and exchanges when it is time."""
 
         def after(optimizer: torch.optim.Optimizer) -> None:
-            if optimizer is not bagua_ddp.bagua_optimizers[-1]:
+            if optimizer is not bagua_ddp.bagua_optimizers[-1]:  # the last of several ends the step
                 return
             self.steps += 1
             if self.exchanged == WEIGHT:

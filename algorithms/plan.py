@@ -78,7 +78,7 @@ class AllReduce:
     over: Over = EVERYONE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", Codec.of(self.codec))
+        object.__setattr__(self, "codec", Codec.of(self.codec))  # the dataclass is frozen
         _check_over(self.over)
         if self.op not in REDUCTIONS:
             raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}. [BG307]")
@@ -131,7 +131,7 @@ class Neighbours:
     over: Over = EVERYONE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", Codec.of(self.codec))
+        object.__setattr__(self, "codec", Codec.of(self.codec))  # the dataclass is frozen
         _check_over(self.over)
 
     @property
@@ -177,7 +177,7 @@ class Plan:
             if not isinstance(step, Step):
                 known = "AllReduce, Broadcast, Neighbours, Local"
                 raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step ({known}). [BG307]")
-            if GRADIENT in step.writes and not isinstance(step, Local):
+            if GRADIENT in step.writes and not isinstance(step, Local):  # a step is repeated from it
                 raise ValueError(
                     f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are. [BG307]"
                 )

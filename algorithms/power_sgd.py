@@ -51,6 +51,7 @@ class _Matrix:
     def of(self, views: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns its tensor among those of the bucket, as [rows, columns]."""
         tensor = views[self.number]
+        # A view: rows lie outermost in memory.
         return tensor.as_strided((self.rows, self.columns), (self.columns, 1), tensor.storage_offset())
 
     def left(self, flat: torch.Tensor) -> torch.Tensor:
@@ -65,8 +66,9 @@ class _Matrix:
 def matrix_shape(tensor: torch.Tensor) -> tuple[int, int]:
     """Rows and columns of a parameter as a matrix. Rows are the dimension that lies outermost in memory, which is that
     of the outputs, so that the matrix is a view of the flat gradient."""
-    if tensor.dim() < 2 or tensor.numel() == 0:
+    if tensor.dim() < 2 or tensor.numel() == 0:  # a vector can't be compressed
         return 1, tensor.numel()
+    # The stride of a dimension of one element says nothing.
     strides = [stride if size > 1 else 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     rows = tensor.shape[strides.index(max(strides))]
     return rows, tensor.numel() // rows
@@ -88,7 +90,7 @@ class _Compressed:
         for number, tensor in enumerate(bucket.tensors):
             rows, columns = matrix_shape(tensor)
             rank = min(settings.rank, rows, columns)
-            if (rows + columns) * rank * settings.min_compression_rate >= tensor.numel():
+            if (rows + columns) * rank * settings.min_compression_rate >= tensor.numel():  # too little would be saved
                 self.plain.append((number, left, tensor.numel()))
                 left += tensor.numel()
             else:
@@ -153,7 +155,7 @@ class _Compressed:
                 self.arithmetic.back_project(matrix.state.memory, basis, matrix.right(right))
             else:
                 self.broken.add(matrix.name)
-                matrix.right(right).copy_(matrix.state.right)
+                matrix.right(right).copy_(matrix.state.right)  # the last Q stands in: a message must go in any case
 
     def restore(self, bucket: Bucket) -> None:
         """The result P Qᵀ; the error is what M has more. Where the gradient was not finite the result is NaN, and the
@@ -165,7 +167,7 @@ class _Compressed:
         for matrix in self.matrices:
             state, mine, basis = matrix.state, matrix.of(result), matrix.left(left)
             if matrix.name in self.broken:
-                mine.fill_(math.nan)
+                mine.fill_(math.nan)  # the program sees it, as after an all-reduce
                 state.memory.zero_()
                 state.left.zero_()
                 continue
@@ -197,6 +199,7 @@ def _choose(finite: torch.Tensor, values: torch.Tensor, otherwise: torch.Tensor 
 def orthonormal(batch: torch.Tensor) -> torch.Tensor:
     """Orthonormal bases of the columns, [count, rows, rank], by QR. Columns that depend on others are replaced by
     some that do not, so that a gradient of zeros does no harm to what comes after it."""
+    # QR is there for these dtypes alone.
     wide = batch if batch.dtype in (torch.float32, torch.float64) else batch.float()
     basis: torch.Tensor = torch.linalg.qr(wide)[0]
     return basis
@@ -213,7 +216,7 @@ class PowerSGDAlgorithmImpl(WarmedUpImpl):
 
     def tensors_for_newcomers(self) -> list[torch.Tensor]:
         """The factors Q with which the next step begins. What this rank has not sent yet stays its own."""
-        return [self._states[name].right for name in sorted(self._states)]
+        return [self._states[name].right for name in sorted(self._states)]  # sorted: all ranks have the same order
 
     def tensors_of_rank(self) -> list[torch.Tensor]:
         """Gradients that this rank has not sent yet: the memory, and the P that is to be taken off it."""
@@ -233,7 +236,8 @@ class PowerSGDAlgorithmImpl(WarmedUpImpl):
 
     def _state_of(self, name: str, rows: int, columns: int, rank: int, like: torch.Tensor) -> _State:
         if name not in self._states:
-            dtype = torch.promote_types(like.dtype, torch.float32)
+            dtype = torch.promote_types(like.dtype, torch.float32)  # sums of float16 would lose what is not sent
+            # crc32: ``hash`` of a text differs between processes.
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
             right = torch.randn(rank, columns, dtype=dtype, generator=generator, device="cpu")
             memory = torch.zeros(rows, columns, dtype=dtype, device=like.device)

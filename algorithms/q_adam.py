@@ -85,7 +85,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.averaged = {}
+        self.averaged = {}  # means are of one step: a copy has none
         for group in self.param_groups:
             group.setdefault("floor", 0.0)  # a state from before there was one
 
@@ -109,6 +109,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         """True if the next step treats each element by itself, as ``fuse_optimizer`` asks. A floor that follows from
         all of a parameter makes it False.
         """
+        # The last step of the warm-up takes the mean over a parameter.
         return self.step_id + 1 != self.warmup_steps or not any(group["floor"] for group in self.param_groups)
 
     @torch.no_grad()
@@ -118,18 +119,18 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        warm = self.warm
+        warm = self.warm  # asked before groups count this step
         for group in self.param_groups:
             group["step_id"] += 1
             moved = [p for p in group["params"] if p.grad is not None or p in self.averaged]
-            if not moved:
+            if not moved:  # _foreach functions refuse empty lists
                 continue
             if warm:
                 self._take_momentum(group, moved)
             else:
                 self._observe(group, moved)
             self._move(group, moved)
-        self.averaged.clear()
+        self.averaged.clear()  # a mean counts once
         return loss
 
     def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
@@ -150,6 +151,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             for square in squares:
                 if group["floor"] and square.numel():
                     square.clamp_(min=group["floor"] ** 2 * square.mean().item())
+                # A step of g / eps would throw elements without a second moment far off.
                 square.masked_fill_(square == 0, torch.inf)
 
     def _take_momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -273,7 +275,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         found: dict[int, tuple[dict[str, Any], list[int]]] = {}
         for number, parameter in enumerate(bucket.tensors):
             group = self._groups[parameter]
-            found.setdefault(id(group), (group, []))[1].append(number)
+            found.setdefault(id(group), (group, []))[1].append(number)  # groups are dictionaries, which can't be keys
         return list(found.values())
 
     def _hand_over(self, bucket: Bucket) -> None:

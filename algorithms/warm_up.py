@@ -60,6 +60,6 @@ class WarmedUpImpl(AlgorithmImpl):
 
         def after_backward() -> None:
             bagua_ddp.finish_backward()
-            self.steps += 1
+            self.steps += 1  # a pass that failed does not count
 
         return after_backward

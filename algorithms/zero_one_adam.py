@@ -63,6 +63,7 @@ class ZeroOneAdamOptimizer(FrozenAdam):
     def updates_variance(self, step: int) -> bool:
         """True if the gradient of this step (from 1) changes the variance, and so travels in full precision."""
         spacing = 1 << ((step - 1) // self.var_update_scaler + 1).bit_length() - 1
+        # Spacings before this one took scaler · (1 + 2 + ... + spacing / 2) steps.
         first = 1 + self.var_update_scaler * (spacing - 1)
         return (step - first) % spacing == 0
 
@@ -98,7 +99,7 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         """``moved``: the ranks' mean of what the parameter has lost since the last exchange; ``anchor``: its value
         then. Momentum becomes what would have moved it so; the anchor becomes where it is now, decayed."""
         momentum, _ = self.moments(parameter)
-        if group["moved"]:
+        if group["moved"]:  # with a learning rate of 0 nothing has moved
             torch.div(moved, group["moved"], out=momentum)
         anchor.sub_(moved).mul_(1 - group["decayed"])
 
@@ -149,6 +150,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         bucket.add_slot(SCALED, on_change=SCRATCH)
         bucket.add_slot(SCALE, communicated=False, on_change=SCRATCH)
         steps = (
+            # The mean carries the tail, which says who has a gradient: one of the next two is left out.
             AllReduce("AVG", src=MEETING, dst=MET),
             AllReduce("AVG", over=full),
             Local(self._scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),

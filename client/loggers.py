@@ -18,6 +18,7 @@ PREFIX = "bagua/"
 
 def values(report: Report) -> dict[str, float]:
     """The program's metrics, and the times of the newest step under names that begin with "bagua/"."""
+    # A program's own metric of the same name stands.
     return {**{PREFIX + name: value for name, value in report.times.items()}, **report.metrics}
 
 

@@ -37,6 +37,7 @@ def is_loopback(host: str) -> bool:
         found = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except OSError:
         return False
+    # "%eth0" names the interface of a link-local address.
     return bool(found) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in found)
 
 
@@ -46,6 +47,7 @@ def network_of(host: str) -> str:
         found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
+    # /64: a host of IPv6 may take any address of its network.
     return str(ipaddress.ip_network((found, 64), strict=False) if found.version == 6 else found)
 
 

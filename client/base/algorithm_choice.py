@@ -88,6 +88,7 @@ def _check_value(key: str, value: Any, kind: str) -> None:
         if value is not None and value not in CODECS:
             raise ConfigError(f"{key} is {value!r}: it must be one of {', '.join(CODECS)}. [BG303]")
         return
+    # True is a whole number for Python.
     number = not isinstance(value, bool) and isinstance(value, int | float if kind == "float" else int)
     fits = {"bool": value in (True, False), "str": isinstance(value, str)}.get(kind, number)
     if not fits:
@@ -97,7 +98,7 @@ def _check_value(key: str, value: Any, kind: str) -> None:
 def _value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    for kind in (int, float):
+    for kind in (int, float):  # int first: float takes whole numbers, too
         try:
             return kind(text)
         except ValueError:

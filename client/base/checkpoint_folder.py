@@ -30,7 +30,7 @@ def request(folder: Path) -> None:
 
 def answer(folder: Path, step: int) -> None:
     """Notes, on rank 0, that the checkpoint that was asked for is that of ``step``."""
-    (folder / _REQUEST).write_text(str(step))
+    (folder / _REQUEST).write_text(str(step))  # the content tells: empty is a request, a number its answer
 
 
 def requested(folder: Path) -> bool:

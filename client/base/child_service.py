@@ -37,6 +37,7 @@ class ServiceProcess:
         self.label = label
         self.log = log
         self._ready, write_end = os.pipe()
+        # -P: a folder named like one of our packages must not shadow it.
         program = [*prefix, sys.executable, "-P", "-m", module]
         command = [*program, *arguments, "--ready-fd", str(write_end), "--death-signal"]
         try:
@@ -47,11 +48,11 @@ class ServiceProcess:
                     stdout=output,
                     stderr=output,
                     pass_fds=[write_end, *passed],
-                    start_new_session=True,
+                    start_new_session=True,  # a session of its own: signals go to it and to what it started
                     env=environment_with_parent(),
                 )
         finally:
-            os.close(write_end)
+            os.close(write_end)  # the pipe ends with the service
         self._pidfd = os.pidfd_open(self.process.pid)
         self._memory = MemoryWatch(self.process.pid)
 
@@ -88,7 +89,7 @@ class ServiceProcess:
 
     def signal_group(self, number: int) -> None:
         """Signals the process and what it started in its session, if it has not been reaped yet."""
-        if self.process.poll() is None:
+        if self.process.poll() is None:  # once it is reaped the id may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 

@@ -54,7 +54,7 @@ def link_leads_out(name: str, target: str) -> bool:
     """True if a symbolic link at ``name`` to ``target`` leads out of the archive's root."""
     if target.startswith("/") or "\0" in target:
         return True
-    depth = len(PurePosixPath(name).parts) - 1
+    depth = len(PurePosixPath(name).parts) - 1  # the link stands in its folder: names in it count from there
     for part in PurePosixPath(target).parts:
         depth += -1 if part == ".." else 1
         if depth < 0:

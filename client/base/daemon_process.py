@@ -18,6 +18,7 @@ def daemon_pid(keeper: int) -> int:
             command = (Path("/proc") / name / "cmdline").read_bytes()
         except OSError:  # it has ended meanwhile
             continue
+        # The name in parentheses may hold blanks and parentheses.
         if int(stat[stat.rindex(")") + 2 :].split()[1]) == keeper and _MARK in command:
             return int(name)
     raise ProcessLookupError(f"no daemon runs below process {keeper}")

@@ -20,4 +20,4 @@ def stop(*_: object, **__: object) -> None:
     if sys.stdin is None or not sys.stdin.isatty():
         raise BaguaError(f"breakpoint(): {HOW} [BG922]")
     debugger = pdb.Pdb()
-    debugger.set_trace(sys._getframe(1))
+    debugger.set_trace(sys._getframe(1))  # the program's frame, and not this one

@@ -52,9 +52,9 @@ def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename: a crash must not leave a name without content
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    sync_folder(path.parent)  # the rename itself must reach the disk
 
 
 def sync_folder(folder: Path) -> None:

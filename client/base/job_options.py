@@ -203,7 +203,7 @@ def variables(job: JobOptions) -> dict[str, str]:
     given = dict(found)
     for one in OPTIONS.values():
         value: Any = job.get(one.name)
-        if not one.variable or value in (None, False, ""):
+        if not one.variable or value in (None, False, ""):  # an option that was not given leaves the variable alone
             continue
         for name in one.also_sets:
             if name in given:

@@ -52,6 +52,7 @@ def read_scope(token: str, shown: str) -> Scope | None:
     if len(parts) != 4 or parts[0] != _PREFIX:
         return None
     scope = Scope(parts[1], parts[2])
+    # Takes the same time wherever they differ.
     return scope if hmac.compare_digest(parts[3].encode(), _code(token, scope).encode()) else None
 
 

@@ -120,7 +120,7 @@ def _number(environment: Environment, name: str) -> int:
 def _world_size(row: Launcher, environment: Environment) -> int:
     if environment.get(row.world_size):
         return _number(environment, row.world_size)
-    if row is PBSDSH and (hosts := _pbs_hosts(environment)):
+    if row is PBSDSH and (hosts := _pbs_hosts(environment)):  # the file has a line for each slot
         return len(hosts)
     raise ConfigError(
         f"{row.rank}={environment[row.rank]} says that {row.name} started this process as one of several, and nothing "
@@ -134,7 +134,7 @@ def _local_world_size(row: Launcher, environment: Environment) -> int | None:
     if row is not SRUN:
         return _number(environment, row.local_world_size) if environment.get(row.local_world_size) else None
     counts = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if len(set(counts)) != 1:
+    if len(set(counts)) != 1:  # hosts with different numbers: the ranks count when they meet
         return None
     # With --distribution=cyclic a host has every so-manieth rank.
     here = [int(text) for text in environment.get("SLURM_GTIDS", "").split(",") if text.isdecimal()]
@@ -179,12 +179,13 @@ def _pbs_hosts(environment: Environment) -> list[str]:
 
 def _port(row: Launcher, environment: Environment) -> int:
     """The same on all ranks, and hardly that of another job."""
-    reserved = re.match(r"\d+", environment.get("SLURM_STEP_RESV_PORTS", ""))
+    reserved = re.match(r"\d+", environment.get("SLURM_STEP_RESV_PORTS", ""))  # Slurm keeps these ports for the step
     if reserved:
         return int(reserved[0])
     known = [environment[name] for name in row.job if environment.get(name)]
     if not known:
         return DEFAULT_PORT
+    # From the job's id: all ranks know it, and other jobs get others.
     return FIRST_PORT + int.from_bytes(hashlib.sha256(" ".join(known).encode()).digest()[:4]) % PORTS
 
 

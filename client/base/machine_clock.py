@@ -37,7 +37,7 @@ class Standstill:
         """True if the process has stood still since the last look."""
         if now <= self._due + self.least_s:
             return False
-        self._due, self.woke = math.inf, now
+        self._due, self.woke = math.inf, now  # told once for each standstill
         return True
 
 

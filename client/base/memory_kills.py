@@ -17,7 +17,7 @@ class MemoryWatch:
 
     def __init__(self, pid: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
         self._files = _files(pid, proc, root)
-        self._before = self._kills()
+        self._before = self._kills()  # earlier kills in the cgroup are none of this process's
 
     @property
     def killed(self) -> bool:
@@ -51,7 +51,7 @@ def _files(pid: int, proc: Path, root: Path) -> tuple[Path, Path, Path] | None:
     """Counter of kills, limit and peak of the memory cgroup of ``pid``, by version 1 or 2; None where there is none."""
     for line in _read(proc / str(pid) / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
+        if "memory" in controllers.split(","):  # version 1 names the controller
             folder = _folder(root / "memory", path, "memory.oom_control")
             return folder / "memory.oom_control", folder / "memory.limit_in_bytes", folder / "memory.max_usage_in_bytes"
         if (

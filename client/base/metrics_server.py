@@ -37,7 +37,7 @@ def keep_well(server: WSGIServer) -> None:
         if len(held) > MOST:
             _, oldest = held.pop(first_of_crowd([network for network, _ in held]))
             with suppress(OSError):  # it is over
-                oldest.shutdown(socket.SHUT_RDWR)
+                oldest.shutdown(socket.SHUT_RDWR)  # the thread of the connection wakes up, and closes it
         return found
 
     server.get_request = get_request  # type: ignore[method-assign]

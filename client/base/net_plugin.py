@@ -42,10 +42,11 @@ def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
             f"The plugin lies in {folder}: a folder with : or ; can't stand in LD_LIBRARY_PATH. Choose another with "
             "BAGUA_CACHE_DIR. [BG211]"
         )
+    # Once, however often it is called.
     before = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
     return {
         "NCCL_NET_PLUGIN": SUFFIX,
         "NCCL_NET": NAME,
-        "NCCL_NET_PLUGIN_REF_COUNT": "1",
+        "NCCL_NET_PLUGIN_REF_COUNT": "1",  # see above: NCCL 2.28 must not unload it
         "LD_LIBRARY_PATH": ":".join([folder, *before]),
     }

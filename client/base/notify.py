@@ -22,7 +22,9 @@ class Notifier:
         address = environment.pop("NOTIFY_SOCKET", "")
         interval = environment.pop("WATCHDOG_USEC", "")
         process = environment.pop("WATCHDOG_PID", "")
+        # "@" stands for a name in the abstract namespace.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        # The variables may be those of a parent.
         asked = bool(address) and interval.isdecimal() and process in ("", str(os.getpid()))
         self.beat_s = int(interval) / 1e6 / BEATS if asked and int(interval) else math.inf
         """Seconds between two beats; infinite where nobody asks for them."""
@@ -62,9 +64,9 @@ class Notifier:
             return
         # A service goes on though nobody hears it.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
-            words.setblocking(False)
+            words.setblocking(False)  # systemd's queue may be full
             words.sendto("\n".join(lines).encode(), self._address)
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.split())  # one line: systemd reads assignments line by line

@@ -24,7 +24,7 @@ def die_with_parent(number: int, parent: int = 0) -> bool:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return os.getppid() == parent
+    return os.getppid() == parent  # the parent may have died before the kernel was asked
 
 
 def send_ready_line(descriptor: int | None, line: Mapping[str, str]) -> bool:

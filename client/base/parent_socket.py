@@ -25,6 +25,7 @@ SLOTS = 4_096  # Slots of each node of an ephemeral cluster: more than all world
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Returns (the starter's end, the service's end)."""
+    # SEQPACKET keeps the bounds of messages, and ends with the process.
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -37,7 +38,7 @@ def receive(end: socket.socket) -> dict[str, Any] | None:
     """The next message; None when the other process has gone. Waits."""
     try:
         data = end.recv(MAX_BYTES)
-    except ConnectionResetError:
+    except ConnectionResetError:  # the other process closed its end with words unread
         return None
     message: dict[str, Any] | None = json.loads(data) if data else None
     return message

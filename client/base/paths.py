@@ -77,8 +77,8 @@ def make_private_dir(path: Path, remedy: str = "Give another with --state-dir or
 
 def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Writes ``path`` with that mode, all or nothing. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # two processes may write it at once
+    temporary.unlink(missing_ok=True)  # left by a killed process of this id
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)

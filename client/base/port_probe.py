@@ -21,12 +21,12 @@ async def refuses(address: str) -> bool:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             for family, kind, protocol, _, target in found:
                 with socket.socket(family, kind, protocol) as probe:
-                    probe.setblocking(False)
+                    probe.setblocking(False)  # asyncio wants it so
                     try:
                         await loop.sock_connect(probe, target)
                     except ConnectionRefusedError:
                         continue
-                    return False
+                    return False  # somebody accepted
     except (OSError, ConfigError):  # TimeoutError too
         return False
     return bool(found)

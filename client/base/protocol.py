@@ -18,7 +18,7 @@ def misfit(version: str, protocol: int, oldest: int, whose: str) -> str:
     what to upgrade; empty: they can. ``version``, ``protocol`` and ``oldest`` are those of the other one; 0: it said
     none.
     """
-    protocol, oldest = protocol or 1, oldest or 1
+    protocol, oldest = protocol or 1, oldest or 1  # 0.1 says no number
     if protocol < OLDEST:
         return (
             f"{whose} has bagua {version or '0.1'} (protocol {protocol}), which is too old for this one (protocol "

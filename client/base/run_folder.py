@@ -32,7 +32,7 @@ class StateFolder:
         root = root or runtime_root()
         _sweep(root)
         self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
-        self._lock = _lock(self.path)
+        self._lock = _lock(self.path)  # at once: another run may sweep
 
     def remove(self) -> None:
         remove_tree(self.path)
@@ -46,7 +46,7 @@ class StateFolder:
     def hand_on(self) -> None:
         """Leaves the lock to the program that this process becomes by exec: it holds it as long as it lives."""
         if self._lock is not None:
-            os.set_inheritable(self._lock, True)
+            os.set_inheritable(self._lock, True)  # exec closes descriptors that are not inheritable
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -56,6 +56,7 @@ class StateFolder:
 
 def _lock(folder: Path) -> int | None:
     """A descriptor that holds the lock of ``folder``, or None while somebody else holds it."""
+    # O_CLOEXEC: children must not hold the lock.
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,9 +70,10 @@ def _sweep(root: Path) -> None:
     """Removes what killed runs left behind. A folder just made by another run is not locked yet: a minute's grace."""
     for folder in root.glob("run-*"):
         with contextlib.suppress(OSError):
+            # A folder just made is not locked yet.
             if (folder / KEPT_MARK).exists() or time.time() - folder.stat().st_mtime < 60:
                 continue
             descriptor = _lock(folder)
             if descriptor is not None:
-                remove_tree(folder)
+                remove_tree(folder)  # under its lock: two runs may sweep at once
                 os.close(descriptor)

@@ -38,6 +38,7 @@ def looks_secret(name: str, value: str = "") -> bool:
     with a password. TOKENIZERS_PARALLELISM, MAX_TOKENS, PAD_TOKEN, SORT_KEY and BAGUA_TOKEN_FILE are none."""
     if _PASSWORD_IN_URL.search(value):
         return True
+    # HfToken has two words, as HF_TOKEN has.
     words = [word for word in re.split(r"[^A-Z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()) if word]
     if name.upper() in _FOLDERS or not words or words[-1] in _FRIENDLY_LAST:
         return False
@@ -61,8 +62,9 @@ def read_private(path: Path, title: str, *, personal: bool = False) -> bytes:
     ``personal`` also refuses a pipe, a file of a third user, who knows the secret, and for root a file that a group
     may read.
     """
+    # O_NONBLOCK: opening a pipe without a writer would wait for ever.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())  # the open file is asked: its name may lead elsewhere by now
         if personal:
             _check_personal(path, title, status)
         if not stat.S_ISREG(status.st_mode):
@@ -75,7 +77,7 @@ def read_private(path: Path, title: str, *, personal: bool = False) -> bytes:
                 " (`defaultMode: 0400` in a volume of Kubernetes). If others may have read it already, replace the "
                 "secret, too. [BG806]"
             )
-        data = file.read(MAX_FILE_BYTES + 1)
+        data = file.read(MAX_FILE_BYTES + 1)  # one byte more than it may have
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{title} {path} has more than {MAX_FILE_BYTES} bytes: it can't be the right one. [BG806]")
     return data

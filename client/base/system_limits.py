@@ -25,7 +25,7 @@ def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cg
             "of a systemd unit, --pids-limit of a container, podPidsLimit of a kubelet), or start fewer."
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if own and os.getuid() != 0 and limit != resource.RLIM_INFINITY:
+    if own and os.getuid() != 0 and limit != resource.RLIM_INFINITY:  # root has no such limit
         return (
             f"{begin}user {os.getuid()} may have {limit} on this machine, all programs together. Raise that (ulimit "
             "-u, LimitNPROC= of a systemd unit, nproc in /etc/security/limits.conf), or start fewer."
@@ -66,6 +66,7 @@ def _full_group(proc: Path, root: Path) -> tuple[str, int, int] | None:
             continue
         base = root / "pids" if controllers else root
         group = base / path.lstrip("/")
+        # A container may see its own group as the root.
         for folder in (group, *group.parents) if group.is_dir() else (base,):
             used, most = (next(iter(_lines(folder / name)), "") for name in ("pids.current", "pids.max"))
             if used.isdecimal() and most.isdecimal() and int(used) >= _NEARLY * int(most):

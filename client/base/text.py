@@ -15,7 +15,7 @@ _RESET = "\x1b[0m"
 def printable(text: str, lines: bool = False) -> str:
     r"""``text`` with \x1b and the like instead of what a terminal would obey: control characters, and characters that
     change the direction or the end of a line. ``lines``: line ends and tabs stay."""
-    if text.isascii() and text.isprintable():
+    if text.isascii() and text.isprintable():  # most lines: one look is enough
         return text
     return "".join(
         _escaped(character) if _is_control(character) and not (lines and character in "\n\t") else character
@@ -35,6 +35,7 @@ def printable_output(line: str) -> str:
 
 
 def _is_control(character: str) -> bool:
+    # U+200C and U+200D belong to words and emoji.
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d"
 
 

@@ -35,14 +35,14 @@ class TraceContext:
 def parse(text: str) -> TraceContext | None:
     """Reads a traceparent. None for anything else than a sound one."""
     found = _FORM.fullmatch(text.strip().lower())
-    if found is None or not int(found[1], 16) or not int(found[2], 16):
+    if found is None or not int(found[1], 16) or not int(found[2], 16):  # W3C forbids zeros
         return None
     return TraceContext(int(found[1], 16), int(found[2], 16))
 
 
 def from_environment(environment: Mapping[str, str]) -> TraceContext:
     """The parent that the environment names; else a new trace, with nothing above."""
-    return parse(environment.get(VARIABLE, "")) or TraceContext(secrets.randbits(128) | 1, 0)
+    return parse(environment.get(VARIABLE, "")) or TraceContext(secrets.randbits(128) | 1, 0)  # never 0
 
 
 def of_job(job_id: str, environment: Mapping[str, str]) -> TraceContext:
@@ -57,4 +57,4 @@ def span_id(job_id: str, name: str) -> int:
 
 def _number(job_id: str, name: str, size: int) -> int:
     digest = hashlib.sha256(f"{job_id}\0{name}".encode()).digest()
-    return int.from_bytes(digest[:size], "big") | 1
+    return int.from_bytes(digest[:size], "big") | 1  # never 0, which stands for none

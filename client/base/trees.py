@@ -22,6 +22,7 @@ def remove_tree(path: Path) -> None:
 
     `rm` does it, in a child and without recursion: shutil.rmtree fails at 1,000 folders in each other.
     """
+    # A folder without permissions keeps rm out: it gets them, and rm tries again.
     remove, allow = ["rm", "-rf"], ["chmod", "-R", "u+rwX"]
     for command in [remove, allow, remove] if os.geteuid() else [remove]:  # root needs no permission
         if not os.path.lexists(path) or _mounted_in(path):
@@ -59,7 +60,7 @@ def walk_files(folder: Path, most: int) -> Iterator[os.DirEntry[str]]:
     """Yields what lies in ``folder``, at any depth that paths can name, but no more than ``most``. Leaves out folders
     that can't be read, and does not follow links."""
     folders, count = [os.fspath(folder)], 0
-    while folders:
+    while folders:  # one by one: no recursion at any depth
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
             for entry in found:
                 count += 1

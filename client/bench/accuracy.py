@@ -167,12 +167,13 @@ def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float
 def _later_bytes(curve: Sequence[Sequence[float]]) -> float:
     """Bytes per step in the second half of a training, when warm-ups are over."""
     (first, _, before, _), (last, _, after, _) = curve[(len(curve) - 1) // 2], curve[-1]
-    return (after - before) / max(1, last - first)
+    return (after - before) / max(1, last - first)  # the curve of a short training may have one point
 
 
 def _share_text(sent: float, full: float) -> str:
     if not full:
         return "-"
+    # Closer to it the text would be 1/1.
     return f"1/{number(full / sent)}" if full > 1.005 * sent > 0 else number(sent / full)
 
 
@@ -223,8 +224,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
 def _curves(axes: Axes, rows: Sequence[Row], place: int, unit: float) -> None:
     """A line per row: the loss over what stands at ``place`` of the points, in ``unit``."""
     for number_of_row, row in enumerate(rows):
+        # Bytes stand on a logarithmic axis, which has no zero.
         points = [point for point in row["curves"][0] if point[place] > 0]
-        style = ("-", "--", ":", "-.")[number_of_row // 10 % 4]
+        style = ("-", "--", ":", "-.")[number_of_row // 10 % 4]  # matplotlib has ten colours
         xs, ys = [point[place] / unit for point in points], [point[3] for point in points]
         axes.plot(xs, ys, label=row["algorithm"], linestyle=style, linewidth=1.2)
     plain_log_ticks(axes)

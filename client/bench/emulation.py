@@ -43,6 +43,7 @@ def start_time(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
+    # The program's name, in parentheses, may hold blanks and parentheses.
     return int(text.rpartition(")")[2].split()[19])
 
 
@@ -106,13 +107,14 @@ class Emulation:
     def __enter__(self) -> Emulation:
         check_possible(self.network, len(self.names))
         program = built("delay_relay") if self.network.delay_s or len(self.names) > 2 else None
+        # A name may have "(id: 0)" behind it.
         present = [line.split()[0] for line in _command("ip", "netns", "list").splitlines() if line.strip()]
         for name in leftovers(present, start_time):
             _command("ip", "netns", "delete", name, check=False)
         try:
             for name in self.names:
                 _command("ip", "netns", "add", name)
-                _command("ip", "-n", name, "link", "set", "lo", "up")
+                _command("ip", "-n", name, "link", "set", "lo", "up")  # a new namespace has its loopback down
             if program is None:
                 self._join_by_veth()
             else:
@@ -121,7 +123,7 @@ class Emulation:
                 self._configure(name, address)
             for name in self.names:
                 self._await_carrier(name)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: namespaces outlive this process
             self.close()
             raise
         return self
@@ -143,7 +145,7 @@ class Emulation:
                 _command("ip", "netns", "delete", name, check=False)
 
     def _join_by_veth(self) -> None:
-        near, far = self.names
+        near, far = self.names  # both ends are made in namespaces: the machine's own network never has them
         _command(
             *("ip", "link", "add", DEVICE, "netns", near),
             *("type", "veth", "peer", "name", DEVICE, "netns", far),
@@ -166,7 +168,7 @@ class Emulation:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT,  # where it can't start, its words come in the place of "ready"
             text=True,
             start_new_session=True,  # a Ctrl-C is for us
         )

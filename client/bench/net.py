@@ -97,6 +97,7 @@ class End:
     """Process of a pair."""
 
     def __init__(self, place: Place, arguments: Sequence[str], cores: set[int]) -> None:
+        # =: this name alone, and not all that begin with it.
         environment = {**os.environ, "NCCL_SOCKET_IFNAME": f"={place.interface}", "PATH": SEARCH_PATH}
         with on_cores(cores):
             self._process = subprocess.Popen(
@@ -104,7 +105,7 @@ class End:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                bufsize=1,
+                bufsize=1,  # each line is sent at once
                 env=environment,
                 start_new_session=True,  # a Ctrl-C is for us
             )
@@ -144,7 +145,7 @@ class Pair:
             for place, cores in zip(ends, halves(os.sched_getaffinity(0)), strict=True):
                 self._ends.append(End(place, [str(program), *arguments(place)], cores))
             handles = [end.answer().removeprefix("handle ") for end in self._ends]
-            for end, handle in zip(self._ends, reversed(handles), strict=True):
+            for end, handle in zip(self._ends, reversed(handles), strict=True):  # each end connects to the other's
                 end.send(handle)
             for end in self._ends:
                 if end.answer() != "ready":
@@ -158,6 +159,7 @@ class Pair:
         for end, role in zip(self._ends, ("send", "receive"), strict=True):
             end.send(f"{role} {pattern} {size} {count}")
         answers = [int(end.answer()) for end in self._ends]
+        # The sender's clock; a ping goes there and back.
         return answers[0] / 1e9 / count / (2 if pattern == "ping" else 1)
 
     def close(self) -> None:
@@ -213,13 +215,15 @@ def measure_size(
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(config["rounds"]):
         with open_pairs() as pairs:
+            # Half of it for streams, half for pings.
             share = config["seconds"] / max(1, config["rounds"]) / max(1, len(pairs)) / 2
             for pattern, some, most in patterns:
                 # Twice: buffers are touched, windows of TCP are open.
                 warm = [min(pair.measure(pattern, size, some) for _ in range(2)) for pair in pairs.values()]
+                # Found once: all rounds have equal counts.
                 counts.setdefault(pattern, max(1, min(most, int(share / max(min(warm), 1e-9)))))
             names = list(pairs)
-            start = turn % max(1, len(names))
+            start = turn % max(1, len(names))  # no system is always the first
             for name in names[start:] + names[:start]:
                 for pattern, count in counts.items():
                     times.setdefault((name, pattern), []).append(pairs[name].measure(pattern, size, count))
@@ -250,6 +254,7 @@ def _iperf_once(ends: tuple[Place, Place], streams: int, seconds: int, port: int
     near_cores, far_cores = halves(os.sched_getaffinity(0))
     with on_cores(far_cores):
         server = subprocess.Popen(
+            # --forceflush: its word comes at once, and not when a buffer is full.
             [*far.prefix, program, "-s", "-1", "-B", far.address, "-p", str(port), "--forceflush"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -334,7 +339,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
                 points = [(row["bytes"], row[key]) for row in rows if row["system"] == system]
                 if points[0][0] is not None:
                     axes.plot(*zip(*points, strict=True), marker="o", label=system)
-                elif key == "gbits":
+                elif key == "gbits":  # iperf3 has one rate for all sizes
                     axes.axhline(points[0][1], label=system, **FLOOR_STYLE)
             size_axes(axes, rows, "message")
             axes.set(ylabel=label, title=f"between two processes, {name or 'loopback'}")

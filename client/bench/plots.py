@@ -136,6 +136,7 @@ def over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
     """Returns (label, [(network, tick)]) of networks of the commonest delay, the slowest first."""
     delays = [network.delay_s for network in networks]
     delay = max(delays, key=delays.count)
+    # 0: as fast as it goes.
     chosen = sorted((n for n in networks if n.delay_s == delay), key=lambda n: n.rate or float("inf"))
     label = "bandwidth" + (f", {delay * 1e3:g} ms one way" if delay else "")
     return label, [(n.name, n.name.partition(",")[0].replace("none", "unshaped")) for n in chosen]
@@ -166,7 +167,7 @@ def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[
 
 def _bars(axes: Axes, rows: Sequence[Row], model: str) -> None:
     axes.barh([row["system"] for row in rows], [row["ms"] for row in rows])
-    axes.invert_yaxis()
+    axes.invert_yaxis()  # bars begin at the bottom otherwise
     axes.set(xlabel="ms per step", title=model)
     axes.grid(True, axis="x", alpha=0.3)
 
@@ -205,7 +206,7 @@ def plot_advice(document: dict[str, Any], path: Path) -> None:
     for row in document["recommended"]:
         axes.annotate(row["algorithm"], (row["sent_bytes"] / 1e6, row["step_ms"]), fontsize=8)
     axes.axhline(document["compute_ms"], label="no communication", **FLOOR_STYLE)
-    axes.set_xscale("symlog", linthresh=1e-3)
+    axes.set_xscale("symlog", linthresh=1e-3)  # some send nothing: a logarithmic axis has no zero
     axes.set_yscale("log")
     shape = f"{document['nodes']} x {document['nproc_per_node']} ranks, {document['network']}"
     axes.set(xlabel="MB sent by a host in a step", ylabel="ms per step, predicted", title=shape)
@@ -218,7 +219,7 @@ def plot_trials(found: job_pb2.Tuning, path: Path) -> None:
     """Step time of each candidate in that of the setting with which it was compared, with the spread of both, in their
     order; those that were taken stand out. Raises ConfigError."""
     figure, (axes,) = new_figure(1)
-    measured = [one for one in found.trials if one.steps]
+    measured = [one for one in found.trials if one.steps]  # known candidates were not measured again
     for taken, colour, label in ((True, "tab:green", "taken"), (False, "0.6", "not taken")):
         some = [(number, one) for number, one in enumerate(measured, 1) if (one.state == "better") is taken]
         if not some:
@@ -269,7 +270,7 @@ def plot_step(document: dict[str, Any], path: Path) -> None:
     begin, end = _extent(document, number)
     for row, (_, events) in enumerate(found):
         for event in events:
-            bar = [((event["ts"] - begin) / 1e3, max(event["dur"] / 1e3, 0.001))]
+            bar = [((event["ts"] - begin) / 1e3, max(event["dur"] / 1e3, 0.001))]  # the shortest is seen, too
             axes.broken_barh(bar, (row - _HEIGHT / 2, _HEIGHT), color=COLOURS[event["cat"]], linewidth=0)
     axes.set_xlim(0, (end - begin) / 1e3)
     axes.set_ylim(-0.6, len(found) - 0.4)

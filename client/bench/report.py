@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
         pass  # not this kind of system: the short name stands
     return {
         "processor": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)),  # a process may be kept to some of the machine's cores
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),

@@ -31,6 +31,7 @@ def parse_sizes(text: str) -> list[int]:
 
 def split(text: str) -> list[str]:
     """``a,b`` -> ["a", "b"]: each once, in order. Raises ConfigError if there is none."""
+    # A dict: each once, in their order.
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
         raise ConfigError("An empty list: write one or more values, with commas between them. [BG102]")

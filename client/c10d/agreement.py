@@ -54,7 +54,7 @@ class _Default:
 
 def compare_new_groups(everyone: Communicator) -> None:
     """Begins to compare lists of new groups over backend "bagua". All ranks of a new default group call it."""
-    number = torch.tensor([int.from_bytes(os.urandom(7), "big")])
+    number = torch.tensor([int.from_bytes(os.urandom(7), "big")])  # seven bytes: an int64 without its sign
     everyone.broadcast(number, 0)
     _Default.name = f"bagua groups {int(number):x}"
     _Default.refused.clear()
@@ -142,7 +142,7 @@ class _Call:
         read the notes of all."""
         mine, over = f"{self._name} {text}", f"{self._name} over"
         self._store.add(mine, 1)
-        if self._store.add(f"{self._name} noted", 1) == self._world:
+        if self._store.add(f"{self._name} noted", 1) == self._world:  # the last to come tells all
             self._store.set(over, str(int(self._store.add(mine, 0) == self._world)))
         return self._wait(over, GRACE_S) and self._store.get(over) == b"1"
 
@@ -172,7 +172,7 @@ class _Call:
                         f"Rank {rank} has not made group {self._name!r} of ranks {_text(self._ranks)} in "
                         f"{timeout.total_seconds():.0f} s. [BG410]"
                     )
-                if look == LAST_LOOK:
+                if look == LAST_LOOK:  # seldom: the first looks come soon after each other
                     LOG.warning("Rank %d waits in new_group() of ranks %s for rank %d.", self._me, self._ranks, rank)
                 look = min(2 * look, LAST_LOOK)
         self._store.set(place, "")

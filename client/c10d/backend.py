@@ -44,6 +44,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
                 "that names it. with_bagua() is the way to go on without it."
             )
     process = session.keep(_Process)
+    # Ranks of one host may copy from each other's memory.
     one_host = any(set(communicator.ranks) <= set(ranks) for ranks in session.membership.hosts)
     return native.make(
         process.host,
@@ -88,6 +89,7 @@ class _Process:
         session, world = self._session, communicators(self._session).world
         if session.elastic or world.nranks() == 1:
             return []
+        # can_read tries whether it finds this number at this address.
         own = torch.tensor([os.getpid(), self._nonce.data_ptr(), int(self._nonce.item())])
         found = torch.empty(world.nranks(), 3, dtype=torch.int64)
         world.allgather(own, found)

@@ -44,10 +44,10 @@ def install() -> None:
 
     @functools.wraps(original)
     def construct(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
-        refuse_wrapped(module)
+        refuse_wrapped(module)  # before torch has changed anything
         with lent(module):
             original(self, module, *args, **options)
-        if not self.find_unused_parameters or self.static_graph:
+        if not self.find_unused_parameters or self.static_graph:  # torch makes buckets again for these alone
             WAITING.add(self)
         IN_DDP[module] = weakref.ref(self)
         if not os.environ.get(VARIABLE, "").strip():
@@ -88,7 +88,7 @@ def _lend_later_buckets() -> None:
         before = csrc.load_c10d().allocations()
         with lent(self.module):
             found = original(self, *inputs, **options)
-        if csrc.load_c10d().allocations() != before:
+        if csrc.load_c10d().allocations() != before:  # allocations tell that buckets were made, which happens once
             WAITING.discard(self)
         return found
 

@@ -101,5 +101,6 @@ def _set_environment(rank: int, size: int) -> None:
         return
     place = {"RANK": str(rank), "WORLD_SIZE": str(size)}
     if any(os.environ.get(name) != value for name, value in place.items()):
+        # The old values are about another job: ranks count hosts anew.
         place |= {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
     environment.set_place(place)

@@ -16,6 +16,7 @@ from bagua.c10d.names import NAME
 def install() -> None:
     """Makes torch's function change the timeout of our groups, too. Called once in a process."""
     original = getattr(distributed_c10d, "_set_pg_timeout", None)  # private, and may move: a test tells
+    # Torch from 2.14 on has set_timeout, which asks backends.
     if original is None or hasattr(original, "_bagua") or hasattr(distributed_c10d, "set_timeout"):
         return
 
@@ -23,6 +24,7 @@ def install() -> None:
     def set_timeout(timeout: timedelta, group: Any = None) -> None:
         found = distributed.group.WORLD if group is None else group
         backends = _backends(found) if isinstance(found, distributed.ProcessGroup) else [None]
+        # A list: each of ours is set, whatever the others are.
         if not all([_set(backend, timeout) for backend in backends]):
             original(timeout, group)
 

@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def option(self, name: str, *shorter: str, **settings: Any) -> None:
         """``add_argument`` for a name in either spelling."""
+        # A name of one word has one spelling, which argparse takes once.
         self.add_argument(*dict.fromkeys((*shorter, name, hyphens(name))), **settings)
 
     def script(self) -> None:
@@ -45,7 +46,7 @@ def whole(least: int, most: int = sys.maxsize) -> Any:
     """A type of argparse: whole numbers in a range."""
 
     def number(text: str) -> int:
-        if not (text.isdecimal() and least <= int(text) <= most):
+        if not (text.isdecimal() and least <= int(text) <= most):  # int alone takes "+1" and "1_000", too
             limit = f"from {least} to {most}" if most < sys.maxsize else f"of at least {least}"
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number {limit}")
         return int(text)
@@ -59,7 +60,7 @@ def seconds(text: str) -> float:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0 <= found < float("inf"):
+    if not 0 <= found < float("inf"):  # NaN fails it, too
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
     return found
 
@@ -116,7 +117,7 @@ def bagua_run(arguments: list[str], environment: Mapping[str, str]) -> None:
     pairs = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     try:
         app(["run", *pairs, *arguments], prog_name="bagua")
-    except SystemExit as end:
+    except SystemExit as end:  # typer ends with SystemExit after success, too
         if end.code:
             raise
 

@@ -87,6 +87,7 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
         "master-port": options.master_port or DEFAULT_PORT,
         "max-restarts": 0,
     }
+    # 3: standard output and standard error, to files and to the screen.
     logs = [f"--log-dir={options.logdir}", "--redirects=3", "--tee=3"] if options.logdir else []
     return [*(f"--{name}={value}" for name, value in place.items()), *logs, *with_local_rank(options)]
 

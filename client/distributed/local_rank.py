@@ -20,4 +20,4 @@ def command(words: Sequence[str], local_rank: str) -> list[str]:
 
 if __name__ == "__main__":
     program = command(sys.argv[1:], os.environ["LOCAL_RANK"])
-    os.execvp(program[0], program)
+    os.execvp(program[0], program)  # becomes the script: signals and the exit code are the rank's own

@@ -135,7 +135,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 def on_this_host(options: argparse.Namespace) -> bool:
     """True if ``bagua run`` on this host does all of it."""
-    if options.standalone:
+    if options.standalone:  # as with torchrun it outweighs options of a rendezvous
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "static", "", "none"
     alone = parse_nodes(options.nnodes).count == 1 and options.rdzv_backend == "static"
     return alone and all(getattr(options, name) == value for name, value in OF_TORCHRUN.items())
@@ -183,6 +183,7 @@ def run(args: argparse.Namespace) -> None:
 def _start(options: argparse.Namespace, become: bool) -> None:
     flags.print_notes(*notes(options))
     if on_this_host(options):
+        # Scripts written for torchrun read these.
         shown = {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts), "TORCHELASTIC_RUN_ID": options.rdzv_id}
         flags.bagua_run(run_arguments(options), {**shown, **flags.variables(options)})
     else:

@@ -92,7 +92,9 @@ def _run(order: Order, source: IO[bytes], path: Path | None) -> int:
             make_private_dir((state.path / name).parent)
             write_private(state.path / name, content.encode())
         arguments = [_filled(argument, words) for argument in order.arguments]
+        # -P: a folder named like one of our packages must not shadow it.
         command = [sys.executable, "-P", "-m", order.module, *arguments]
+        # Standard input and signals are for this end.
         program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         Thread(target=_end_with_input, args=(source, program), daemon=True).start()
         _pass_on(program, path)
@@ -127,7 +129,7 @@ def _pass_on(program: subprocess.Popen[bytes], path: Path | None) -> None:
             program.terminate()
 
     def notice(number: int, _: FrameType | None) -> None:
-        Thread(target=answer, daemon=True).start()
+        Thread(target=answer, daemon=True).start()  # a handler must not wait
 
     # sshd's own way to end a session: the input closes as well, and that ends the program in good order.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -136,13 +138,13 @@ def _pass_on(program: subprocess.Popen[bytes], path: Path | None) -> None:
 
 
 def _end_with_input(source: IO[bytes], program: subprocess.Popen[bytes]) -> None:
-    source.read()
+    source.read()  # nothing more comes: this returns at its end
     program.terminate()
     try:
         program.wait(STOP_PATIENCE_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
+            os.killpg(program.pid, signal.SIGKILL)  # processes that it has started end with it
 
 
 if __name__ == "__main__":

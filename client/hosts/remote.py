@@ -80,7 +80,7 @@ class Remote:
         """Tells the host to end what runs there."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.close()
+            self.process.stdin.close()  # closing sends what was not sent yet
         except BrokenPipeError:
             return
 
@@ -102,6 +102,6 @@ class Remote:
 def _copy(label: str, source: IO[bytes], target: Target) -> None:
     with source:
         for line in source:
-            with _SCREEN:
+            with _SCREEN:  # lines of several hosts must not mix
                 target.write(label + line.decode(errors="replace"))
                 target.flush()

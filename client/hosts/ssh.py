@@ -34,12 +34,13 @@ def default_command(environment: Mapping[str, str] = os.environ) -> str:
 def parse_host(text: str, default_port: int, option: str) -> Host:
     """``h1``, ``user@h1:2222`` and ``[fe80::1]:2222``. Raises ConfigError, which names ``option``."""
     name, port = text.strip(), ""
-    if name.endswith("]") or name.count(":") != 1:
+    if name.endswith("]") or name.count(":") != 1:  # several colons: an address of IPv6
         bracket = name.rfind("]:")
         name, port = (name[: bracket + 1], name[bracket + 2 :]) if bracket >= 0 else (name, "")
     else:
         name, _, port = name.partition(":")
-    name = name.replace("[", "").replace("]", "")
+    name = name.replace("[", "").replace("]", "")  # ssh takes addresses without brackets
+    # Ssh would take it for an option.
     if not name.rpartition("@")[2] or name.startswith("-") or any(letter.isspace() for letter in name):
         raise ConfigError(f"{option}: {text!r} is no host. Write HOST, HOST:PORT or USER@HOST:PORT. [BG101]")
     if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
@@ -50,7 +51,9 @@ def parse_host(text: str, default_port: int, option: str) -> Host:
 def ssh_command(host: Host, ssh: str, folder: str, python: str) -> list[str]:
     """Logs in, goes to the folder and waits there for what to run."""
     port = ["-p", str(host.port)] if host.port else []
+    # Exec: no shell stays between ssh and the program.
     remote = f"cd {shlex.quote(folder)} && exec {shlex.quote(python)} -P -m bagua.hosts.end"
+    # BatchMode: nobody could answer ssh's questions.
     return [*shlex.split(ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.login, remote]
 
 

@@ -33,7 +33,7 @@ __all__ = ["BaguaEnvironment", "BaguaReport", "BaguaStrategy"]
 def _package() -> str:
     """The package of Lightning whose classes a program gets. Raises ModuleNotFoundError where there is none."""
     for name in PACKAGES:
-        if name in sys.modules:
+        if name in sys.modules:  # the program's own package: classes of the two don't mix
             return name
     for name in PACKAGES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
@@ -56,7 +56,7 @@ def _classes(package: str) -> dict[str, Any]:
         "BaguaStrategy": bagua_strategy(strategies.DDPStrategy, environment),
     }
     for name, made_class in made.items():
-        made_class.__module__, made_class.__qualname__ = __name__, name
+        made_class.__module__, made_class.__qualname__ = __name__, name  # pickles and messages name the public path
     if "bagua" not in strategies.StrategyRegistry:
         made["BaguaStrategy"].register_strategies(strategies.StrategyRegistry)
     return made
@@ -68,4 +68,4 @@ def __getattr__(name: str) -> Any:
     return _classes(_package())[name]
 
 
-_classes(_package())
+_classes(_package())  # registers the strategy: Trainer(strategy="bagua") needs the import alone

@@ -20,7 +20,7 @@ from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.job.session import current
 
-_NUMBERS = itertools.count(1)
+_NUMBERS = itertools.count(1)  # fits come in the same order on all members
 
 
 class EpochLoader:
@@ -107,7 +107,7 @@ class FitState:
             counter.load_state_dict(state["loops"][name])
         trainer.fit_loop.epoch_loop.on_load_checkpoint(state["stepped"])
         for callback, held in zip(trainer.callbacks, state["callbacks"], strict=True):
-            if held:
+            if held:  # most callbacks have none
                 callback.load_state_dict(held)
         for one, held in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             one.scheduler.load_state_dict(held)

@@ -31,7 +31,7 @@ def report_callback(base: type[Callback]) -> type[Callback]:
         def on_train_start(self, trainer: Any, *_: Any) -> None:
             """Notes the number of steps; 0 if nobody knows it."""
             total = trainer.estimated_stepping_batches
-            self._total = int(total) if 0 < total < math.inf else 0
+            self._total = int(total) if 0 < total < math.inf else 0  # inf or -1: nobody knows
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
             if trainer.global_step % self._every == 0:

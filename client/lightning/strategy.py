@@ -73,6 +73,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             super().__init__(
                 accelerator=accelerator,
                 parallel_devices=parallel_devices,
+                # A launcher has started this process: Lightning starts none.
                 cluster_environment=cluster_environment or (environment() if is_rank() else None),
                 checkpoint_io=checkpoint_io,
                 precision_plugin=precision_plugin,
@@ -127,7 +128,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
         def _check_world(self) -> None:
             joined, asked = world_size(), self.num_nodes * self.num_processes
-            if asked != joined and not is_elastic():
+            if asked != joined and not is_elastic():  # members of an elastic job come and go
                 raise ConfigError(
                     f"Trainer(devices={self.num_processes}, num_nodes={self.num_nodes}) means {asked} ranks, but the "
                     f"job has {joined}: give Trainer the numbers of your launcher. [BG612]"
@@ -237,7 +238,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
 def follow_members(strategy: Any) -> None:
     """Sets the strategy's ranks to those of the job as it is."""
-    known = weakref.ref(strategy)
+    known = weakref.ref(strategy)  # the job outlives a Trainer, and must not keep its model in memory
 
     def follow(_: object) -> None:
         if (found := known()) is not None:

@@ -65,13 +65,13 @@ class Tracing:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-        def context(number: int) -> SpanContext:
+        def context(number: int) -> SpanContext:  # SAMPLED: processors drop spans without this mark
             return SpanContext(
                 span.parent.trace_id, number, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)
             )
 
         status = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET)
-        made = ReadableSpan(
+        made = ReadableSpan(  # a tracer would take times from now, and this span is over
             name=span.name,
             context=context(span.span_id),
             parent=context(span.parent.span_id) if span.parent.span_id else None,
@@ -80,7 +80,7 @@ class Tracing:
             kind=SpanKind.INTERNAL,
             status=status,
             start_time=int(span.start * 1e9),
-            end_time=int(max(span.start, span.end) * 1e9),
+            end_time=int(max(span.start, span.end) * 1e9),  # the clock may have been set back
         )
         self._processor.on_end(made)
 
@@ -113,5 +113,5 @@ def open_tracing(
     if tell is not None:
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(_Told(tell))
-        logger.propagate = False
+        logger.propagate = False  # the root logger would write them once more
     return Tracing(service, OTLPSpanExporter(), instance), ""

@@ -61,6 +61,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
         ]
         for tid, title, spans in _tracks(source):
             events += [_meta("thread_name", pid, tid, name=title), _meta("thread_sort_index", pid, tid, sort_index=tid)]
+            # Where two begin together, the outer one comes first.
             for span in sorted(spans, key=lambda one: (one.begin, -one.end)):
                 events.append(_event(span, source, ranks, pid, tid, zero))
     other = {
@@ -168,7 +169,7 @@ def _tracks(source: Source) -> Iterator[Track]:
     rest = [span for span in source.spans if span.phase not in _OF_BUCKET]
     yield TRAINING, "training", [span for span in rest if not span.comm]
     if others := [span for span in rest if span.comm]:
-        yield from _in_lanes(OTHERS, "other threads", [[span] for span in others])
+        yield from _in_lanes(OTHERS, "other threads", [[span] for span in others])  # spans of several threads overlap
     names = sorted({span.name for span in of_buckets}, key=_natural)
     for tid, name in enumerate(names, BUCKETS):
         yield tid, name, [span for span in of_buckets if span.name == name]
@@ -215,4 +216,4 @@ def _in_lanes(first: int, title: str, groups: Iterable[Sequence[Span]]) -> Itera
 
 
 def _natural(name: str) -> tuple[list[int], str]:
-    return [int(digits) for digits in re.findall(r"\d+", name)], name
+    return [int(digits) for digits in re.findall(r"\d+", name)], name  # "bucket 10" comes after "bucket 9"

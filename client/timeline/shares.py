@@ -37,6 +37,7 @@ def straggler(shares: Sequence[StepShare]) -> StepShare | None:
     if len(shares) < 2:
         return None
     slowest = max(shares, key=lambda one: one.compute)
+    # The slowest one's own time must not raise the bound.
     others = [one.compute for one in shares if one is not slowest]
     return slowest if slowest.compute > STRAGGLES * statistics.median(others) else None
 

@@ -65,6 +65,7 @@ class Trace:
     def add(self, part: Source) -> None:
         """Takes in a part; parts of one source become one."""
         for source in self.sources:
+            # Another process may have had this number in an elastic job.
             if (source.node, source.rank, source.member) == (part.node, part.rank, part.member):
                 source.spans += part.spans
                 source.dropped += part.dropped
@@ -92,7 +93,7 @@ class Trace:
 def in_order(sources: Iterable[Source]) -> list[Source]:
     """Hosts in the order of their lowest rank; of each host its engine first."""
     found = list(sources)
-    first = {source.node: 1 << 30 for source in found}
+    first = {source.node: 1 << 30 for source in found}  # hosts without a rank come last
     for source in found:
         if source.rank != ENGINE:
             first[source.node] = min(first[source.node], source.rank)

@@ -70,6 +70,7 @@ def advise(profile: StepProfile, cluster: Cluster, texts: Sequence[str] | None =
     if "gradient_allreduce" not in chosen:
         chosen.insert(0, "gradient_allreduce")
     rows = [Row(exchange, predict(profile, cluster, exchange)) for exchange in map(exchange_of, chosen)]
+    # Where steps are equal, fewer bytes come first.
     rows.sort(key=lambda row: (row.prediction.step_s, row.prediction.sent_bytes))
     keeps = next(row for row in rows if row.exchange.keeps == SAME)
     rounded = next((row for row in rows if row.exchange.keeps == ROUNDED), None)
@@ -90,7 +91,7 @@ def _worth(row: Row, against: Row) -> bool:
 def predict(profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cuts | None = None) -> Prediction:
     """A step of the algorithm after its warm-up, the mean over its interval. ``cuts``: buckets of gradients; None: the
     default ones."""
-    if cluster.hosts * cluster.ranks == 1:
+    if cluster.hosts * cluster.ranks == 1:  # a single rank exchanges nothing
         return Prediction(profile.compute_s, 0.0, 0.0)
     model = _Model(profile, cluster, exchange, cuts or default_cuts(profile))
     ways = {
@@ -116,7 +117,7 @@ class _Model:
 
     def cost(self, nbytes: float, dtype: str) -> Cost:
         """Returns the cost of one exchange of so many bytes, also if ranks make pairs."""
-        coding = self.exchange.coding if dtype == "float32" else None
+        coding = self.exchange.coding if dtype == "float32" else None  # codecs encode float32 alone
         found = bucket_cost(nbytes, self.cluster, self.profile.speeds, coding, self.exchange.pattern)
         if self.exchange.pattern != PAIR or self.exchange.hosts_pair or self.cluster.hosts == 1:
             return found
@@ -140,6 +141,7 @@ class _Model:
 
     def slowed(self, cost: Cost, beside_s: float) -> float:
         """Seconds by which ``beside_s`` of computation take longer while that is exchanged."""
+        # An exchange after the computation does not slow it down.
         share = min(1.0, beside_s / cost.hold_s) if cost.hold_s else 1.0
         return slowed_by(cost.work_s * share, self.profile, self.cluster)
 
@@ -156,6 +158,7 @@ class _Model:
         for names in self.cuts:
             parameters = [self.profile.parameters[place[name]] for name in names]
             done += sum(one.bytes for one in parameters)
+            # Passes over gradients of all buckets before it delay a bucket, too.
             late = self.before_s * done / max(1, self.profile.bytes)
             ready = max(backward.ready_s[place[name]] for name in names) + late
             left, right = self._thin_bytes(parameters)
@@ -175,6 +178,7 @@ class _Model:
             columns = one.numel // one.rows if one.rows else 0
             rank = min(self.exchange.rank, one.rows, columns)
             item = one.bytes / one.numel if one.numel else 0
+            # The rule of PowerSGD: what it would hardly make smaller travels as it is.
             if (one.rows + columns) * rank * self.exchange.min_compression_rate >= one.numel:
                 left += one.bytes
             else:
@@ -206,7 +210,7 @@ class _Model:
         """Fragments travel while ``overlap`` steps go by."""
         whole = self.whole()
         parts = self.exchange.fragments
-        hold = whole.hold_s / parts + whole.tail_s
+        hold = whole.hold_s / parts + whole.tail_s  # each fragment has a tail of its own
         exposed = parts * max(0.0, hold - self.exchange.overlap * self.profile.compute_s)
         room = parts * min(hold, self.exchange.overlap * self.profile.compute_s)
         slowed = self.slowed(whole, room)

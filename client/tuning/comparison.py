@@ -95,11 +95,12 @@ class Comparison:
             return Verdict.UNDECIDED, "it is being measured"
         present, candidate = self.figures()
         base = max(present.seconds, 1e-9)
+        # Twice the standard error: 95 of 100 differences by chance are smaller.
         noise = 2 * (present.error(present.spread) ** 2 + candidate.error(candidate.spread) ** 2) ** 0.5 / base
         quiet = 2 * (present.error(present.exposed_spread) ** 2 + candidate.error(candidate.exposed_spread) ** 2) ** 0.5
         change, exposed = self.ratio - 1, (candidate.exposed - present.exposed) / base
         words = f"{change:+.1%} step time, {exposed:+.1%} exposed communication, noise {noise:.1%}"
-        if change > CLEARLY_WORSE + noise:
+        if change > CLEARLY_WORSE + noise:  # after one pair, too: a bad candidate costs time in each of its steps
             return Verdict.WORSE, words
         if whole < min(LEAST_PAIRS, self.pairs):
             return Verdict.UNDECIDED, words
@@ -107,7 +108,7 @@ class Comparison:
         waits_less = exposed < -max(SMALLEST_GAIN, quiet / base) and change < -SMALLEST_GAIN / 2
         if (faster or waits_less) and self._every_pair_agrees():
             return Verdict.BETTER, words
-        if whole >= self.pairs or change > -SMALLEST_GAIN:
+        if whole >= self.pairs or change > -SMALLEST_GAIN:  # more pairs would hardly make a gain of it
             return Verdict.NOT_BETTER, words
         return Verdict.UNDECIDED, words
 

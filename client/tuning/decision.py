@@ -179,7 +179,7 @@ class Decider:
         if _key(found) in self._known:  # in another search's words
             self._tell(_unmeasured(found, self.present, self.steps))
             self._tried += 1
-            self._without_gain += 1
+            self._without_gain += 1  # a search that proposes known ones alone must end, too
             return None
         self._known.add(_key(found))
         return found
@@ -220,7 +220,7 @@ class Decider:
     def discard(self) -> None:
         """Members have changed, and with them what steps cost: the comparison under way is forgotten."""
         if self._candidate is not None and self.phase is Phase.SEARCH:
-            self._first.appendleft(self._candidate)
+            self._first.appendleft(self._candidate)  # a candidate that was not judged gets another turn
             self._known.discard(_key(self._candidate))
         if self.phase is Phase.CHECK:
             self._compare()
@@ -252,7 +252,7 @@ class Decider:
         self._tell(trial)
 
     def _long_enough(self) -> bool:
-        return len(self._comparison.blocks) >= 6 and len(self._comparison.blocks) % 2 == 0
+        return len(self._comparison.blocks) >= 6 and len(self._comparison.blocks) % 2 == 0  # three whole pairs
 
     def _end_check(self, candidate: Setting, verdict: Verdict, trial: Trial) -> None:
         """Against the defaults, which are tried last: here they are the present setting of the comparison."""
@@ -272,10 +272,11 @@ class Decider:
         reference = max(median(self._reference), 1e-9)
         noise = (max(self._reference) - min(self._reference)) / reference
         change = middle / reference - 1
-        if abs(change) <= max(CHANGED, 2 * noise):
+        if abs(change) <= max(CHANGED, 2 * noise):  # windows that differ by themselves ask for a larger change
             self._away = 0
             return
         direction = 1 if change > 0 else -1
+        # Now slower and now faster is noise: one direction counts.
         self._away = self._away + direction if self._away * direction >= 0 else direction
         if abs(self._away) >= self._windows:
             self._say(
@@ -305,4 +306,5 @@ def _short(value: str) -> str:
     if "," not in value:
         return value
     numbers = value.split(",")
+    # A list of hundreds of numbers tells people nothing.
     return value if len(numbers) <= 6 else f"{len(numbers)} buckets"

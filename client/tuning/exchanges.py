@@ -128,7 +128,7 @@ def exchange_of(text: str) -> Exchange:
     if codec not in (None, "none"):
         coding = Coding(codec, float(given.get("density", DEFAULT_DENSITY)))
     before, after = PASSES.get(name, (0.0, 0.0))
-    if coding is not None and name in ("local_sgd", "decentralized"):
+    if coding is not None and name in ("local_sgd", "decentralized"):  # weights travel as differences then
         before, after = PASSES_OF_DIFFERENCES
     interval = int(given.get("interval", given.get("communication_interval", DEFAULT_INTERVALS.get(name, 1))))
     common: dict[str, Any] = {
@@ -177,7 +177,7 @@ def every_text(hosts: int) -> Iterator[str]:
         if name in OPEN:
             continue
         modes = [""]
-        if name == "decentralized" and hosts % 2 == 0:
+        if name == "decentralized" and hosts % 2 == 0:  # pairs need an even number
             modes.append("peer_selection_mode=shift_one")
         codecs = ALLOWED.get(name, CODECS) if "codec" in PARAMETERS[name] else ()
         for mode in modes:

@@ -37,11 +37,11 @@ def group(
     closed: list[list[int]] = []
     for index, (size, dtype) in enumerate(tensors):
         held, members = open_groups.get(dtype, (0, []))
-        now = held if filled else held + size - 1
+        now = held if filled else held + size - 1  # - 1: what fits exactly does not close a group yet
         if members and now >= (limit if closed else min(limit, first_limit)):
             closed.append(members)
             held, members = 0, []
         members.append(index)
         open_groups[dtype] = held + size, members
-    closed += [members for _, members in open_groups.values()]
+    closed += [members for _, members in open_groups.values()]  # the last groups never reach a limit
     return sorted(closed, key=lambda members: members[-1])

@@ -92,7 +92,7 @@ def fit_network(samples: Sequence[tuple[float, float]], trips: int = 1) -> Netwo
     slopes = [
         (later - sooner) / (larger - smaller)
         for (smaller, sooner), (larger, later) in itertools.combinations(sorted(samples), 2)
-        if larger > smaller
+        if larger > smaller  # two of one size have no slope
     ]
     if not slopes:
         raise ValueError("A network can't be fitted to messages of one size: measure at least two sizes. [BG004]")
@@ -100,7 +100,7 @@ def fit_network(samples: Sequence[tuple[float, float]], trips: int = 1) -> Netwo
     if slope <= 0:
         raise ValueError("Large messages were as fast as small ones: measure larger ones, or more of them. [BG004]")
     rest = statistics.median(seconds - slope * size for size, seconds in samples)
-    return Network(8 / (slope * TCP_SHARE), max(0.0, rest) / trips)
+    return Network(8 / (slope * TCP_SHARE), max(0.0, rest) / trips)  # by noise the line may begin below zero
 
 
 def measured_network(hosts: int, sizes: str, rate: float, trip_s: float) -> tuple[str, Network]:
@@ -114,7 +114,7 @@ def measured_network(hosts: int, sizes: str, rate: float, trip_s: float) -> tupl
 def _coarse(value: float, factor: int) -> float:
     """The nearest power of ``factor``."""
     power = 1.0
-    while power * factor**0.5 < value:
+    while power * factor**0.5 < value:  # the middle between two powers, on a logarithmic scale
         power *= factor
     while power > value * factor**0.5:
         power /= factor

@@ -32,7 +32,7 @@ def wanted(autotune: bool | None, tune: Mapping[str, Sequence[object]] | None) -
     """
     given = _checked(tune or {})
     if not (_flag(VARIABLE) if autotune is None else autotune):
-        if tune is not None and autotune is not None:
+        if tune is not None and autotune is not None:  # where the variable decides, a script may have tune all the time
             raise ConfigError("with_bagua got tune=..., and autotune=False: pass autotune=True with it. [BG309]")
         return None
     limits = Limits(
@@ -66,7 +66,7 @@ def _checked(tune: Mapping[str, Sequence[object]]) -> dict[str, tuple[str, ...]]
             raise ConfigError(
                 f"tune has {name!r}, which can't be tuned: choose among {', '.join(_NUMBERS)}, codec. [BG309]"
             )
-        if isinstance(values, str) or not values:
+        if isinstance(values, str) or not values:  # a text is a sequence, too: of its letters
             raise ConfigError(f"tune[{name!r}] is {values!r}: pass a list of values, with at least one. [BG309]")
         found[name] = tuple(_value(name, one) for one in values)
     return found
@@ -83,6 +83,7 @@ def _value(name: str, value: object) -> str:
             raise ConfigError(f"tune['codec'] has {value!r}: There is no codec {value!r}. Known: {known}. [BG303]")
         return value
     most = 1 << 20 if name == "bucket_kib" else 16 << 10
+    # True is a whole number for Python.
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"tune[{name!r}] has {value!r}: it must be a whole number from 1 to {most}. [BG309]")
     return str(value)

@@ -72,6 +72,7 @@ def best_cuts(
         one_per_tensor(profile),
     ]
 
+    # The second key: equal cuts differ in their number of buckets, and fewer are better.
     return min(found, key=lambda cuts: (predict_cuts(profile, cluster, cuts, coding).step_s, len(cuts)))
 
 
@@ -116,13 +117,13 @@ def _search(
     dtypes = sorted({parameter.dtype for parameter in profile.parameters})
     sums = {dtype: [0] for dtype in dtypes}
     begin = 0
-    for end in ends:
+    for end in ends:  # sums from the first piece on: any run's bytes are a difference of two
         for dtype in dtypes:
             mine = (one.bytes for one in profile.parameters[begin:end] if one.dtype == dtype)
             sums[dtype].append(sums[dtype][-1] + sum(mine))
         begin = end
 
-    @functools.cache
+    @functools.cache  # the search asks for the same bytes again and again
     def cost(nbytes: int, dtype: str) -> tuple[float, float]:
         found = bucket_cost(nbytes, cluster, profile.speeds, coding if dtype == "float32" else None)
         return found.hold_s, found.tail_s
@@ -138,7 +139,7 @@ def _search(
             ]
             for label in labels[first]:
                 free, latest = max(label.free_s, ready), label.latest_s
-                for hold, tail in parts:
+                for hold, tail in parts:  # a run of several dtypes has a bucket for each
                     free += hold
                     latest = max(latest, free + tail)
                 reached.append(_Label(free, latest, label.buckets + len(parts), first, label))
@@ -151,6 +152,7 @@ def _best_of(labels: list[_Label]) -> list[_Label]:
     labels.sort(key=lambda label: (label.free_s, label.latest_s, label.buckets))
     kept: list[_Label] = []
     for label in labels:
+        # One that is free later must be done sooner, or it is worse in every way.
         if not kept or label.latest_s < kept[-1].latest_s:
             kept.append(label)
     return kept

@@ -93,7 +93,7 @@ def allreduce_algorithm(hosts: int, nbytes: float) -> str:
     moved, least = nbytes * BYTE_NS, 2 * (hosts - 1) / hosts * nbytes * BYTE_NS
     direct = TRIP_NS + (hosts - 1) * moved if hosts <= DIRECT_HOSTS else math.inf
     halving = 2 * math.floor(math.log2(hosts)) * TRIP_NS + least
-    if hosts & (hosts - 1):
+    if hosts & (hosts - 1):  # hosts beyond a power of two give theirs to another one first, and get the result last
         halving += 2 * (TRIP_NS + moved)
     ring = 2 * (hosts - 1) * TRIP_NS + least
     if direct <= min(halving, ring):
@@ -145,7 +145,7 @@ def _scattered(nbytes: float, hosts: int, coding: Coding) -> float:
 
 
 def _ring_of_neighbours(nbytes: float, hosts: int, coding: Coding | None) -> tuple[float, int]:
-    messages = 1 if hosts == 2 else 2
+    messages = 1 if hosts == 2 else 2  # with two hosts both neighbours are the same one
     return messages * nbytes * (coding.ratio if coding else 1.0), 1
 
 
@@ -155,6 +155,7 @@ def _coding_s(nbytes: float, hosts: int, coding: Coding, speeds: Speeds, pattern
     # Where the codec was not measured it counts as fast as memory.
     speed = speeds.codecs.get(coding.codec) or CodecSpeed(speeds.memory, speeds.memory)
     if pattern == RING:
+        # A host decodes its own message, too: it moves by what the others see.
         return nbytes * (1 / speed.encode + (3 if hosts > 2 else 2) / speed.decode)
     return nbytes * (1 / speed.encode + 2 * (hosts - 1) / hosts / speed.decode)
 
@@ -201,7 +202,7 @@ def slowed_by(work_s: float, profile: StepProfile, cluster: Cluster) -> float:
     """Seconds by which a rank computes longer, because the engine works beside it: none where it has a core of its
     own."""
     busy = cluster.ranks * profile.threads
-    lacking = min(1, max(0, busy + 1 - cluster.cores))
+    lacking = min(1, max(0, busy + 1 - cluster.cores))  # the engine computes in one thread
     return work_s * lacking / busy
 
 
@@ -224,6 +225,7 @@ def backward_of(profile: StepProfile, cluster: Cluster, coding: Coding | None = 
     ready = 0.0
     found = []
     for parameter in profile.parameters:
+        # Times are medians, and may come in another order than the gradients.
         ready = max(ready, min(parameter.ready_ns, profile.backward_ns) / 1e9 * stretch)
         found.append(ready)
     return Backward(tuple(found), alone * stretch)

@@ -134,7 +134,7 @@ class StepProfile:
         for name, codec in self.speeds.codecs.items():
             speeds |= {f"{name}.encode": codec.encode, f"{name}.decode": codec.decode}
         for bucket in self.buckets:
-            if not all(map(math.isfinite, dataclasses.astuple(bucket))):
+            if not all(map(math.isfinite, dataclasses.astuple(bucket))):  # JSON as Python reads it has NaN and Infinity
                 raise ConfigError(f"A bucket of a step profile has a number that can't be: {bucket}. [BG005]")
         for name, speed in speeds.items():
             if not 0 < speed < math.inf:

@@ -24,8 +24,8 @@ def space_of(model_bytes: int, hosts: int, given: Mapping[str, Sequence[str]], w
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
     found = [Dimension("bucket_kib", tuple(given.get("bucket_kib", map(str, sizes))), ordered=True)]
-    if hosts > 1:
+    if hosts > 1:  # chunks travel between hosts alone
         found.append(Dimension("chunk_kib", tuple(given.get("chunk_kib", CHUNKS_KIB)), ordered=True))
-    if with_codec and "codec" in given:
+    if with_codec and "codec" in given:  # codecs change results: only those that the user lists
         found.append(Dimension("codec", tuple(given["codec"])))
     return found

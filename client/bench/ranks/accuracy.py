@@ -85,6 +85,7 @@ class CharacterModel:
 
     def batches(self, seed: int, size: int) -> Loss:
         """Random windows, others on every rank."""
+        # Two ranks never have the same, whatever their seeds.
         generator = torch.Generator().manual_seed(seed * 10_007 + bagua.get_rank())
         return lambda model: charlm.loss_of(model, *charlm.draw(self.training, size, generator))
 
@@ -129,7 +130,7 @@ class Curve:
 
     def add(self, step: int, loss: Tensor) -> None:
         """Adds the loss of a step, counted from 1."""
-        self._sum += loss.detach()
+        self._sum += loss.detach()  # with its graph it would keep all activations in memory
         if step % self.every == 0:
             sent = bagua.communication.statistics().bytes_sent - self.sent_before
             self.points.append((step, time.monotonic() - self.began, sent))
@@ -151,7 +152,7 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(charlm.learning_rate, total=steps))
     model = model.with_bagua([optimizer], make_algorithm(setting, steps))  # type: ignore[operator]
     loss_of = data.batches(seed, task["batch_size"])
-    bagua.barrier()
+    bagua.barrier()  # starting up is no part of the time
     curve = Curve(steps)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
@@ -163,7 +164,7 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     bagua.barrier()
     seconds = time.monotonic() - curve.began
     sent = bagua.communication.statistics().bytes_sent - curve.sent_before
-    model.bagua_ddp.close()
+    model.bagua_ddp.close()  # averages in the background are over before that of all replicas is taken
     return {
         "task": task["name"],
         "algorithm": setting["name"],
@@ -179,6 +180,7 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
 def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
     """The result of the mean of all replicas, on every rank."""
     _common.take_mean(model)
+    # One rank is enough: replicas are equal now.
     value = torch.tensor([data.value(model) if bagua.get_rank() == 0 else 0.0], dtype=torch.float64)
     bagua.broadcast(value, 0)
     return value.item()

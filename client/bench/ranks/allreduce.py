@@ -32,7 +32,7 @@ class System:
         self.codec = codec
         self.tensor = bagua.empty(count, dtype=dtype) if memory == "bucket" else torch.zeros(count, dtype=dtype)
         self.repeats = 1
-        torch.manual_seed(1)
+        torch.manual_seed(1)  # the same vector on all ranks
         # With AVG over equal vectors the result is the vector itself: it can be checked, and nothing overflows.
         self.start = torch.randn(count).to(dtype) if dtype.is_floating_point else torch.ones(count, dtype=dtype)
 
@@ -54,9 +54,10 @@ class System:
         """Raises BaguaError if the result of the last operation can't be right."""
         if self.gloo:
             return
+        # Float32 would lose digits in sums of so many squares.
         wrong = (self.tensor.double() - self.start.double()).norm() / self.start.double().norm()
         bound = 1e-2 if self.codec == "none" else WRONG_ABOVE
-        if not wrong.item() <= bound:
+        if not wrong.item() <= bound:  # "not": NaN is wrong, too
             raise BaguaError(
                 f"The result of {self.codec} over {len(self.tensor)} elements is wrong: {wrong.item()}. [BG001]"
             )
@@ -64,7 +65,7 @@ class System:
     def turn(self) -> float:
         """Seconds per operation of the slowest rank."""
         self.reset()
-        bagua.barrier()
+        bagua.barrier()  # waiting for late ranks is no part of the time
         return harness.slowest(harness.seconds(self._operate_repeatedly) / self.repeats)
 
     def _operate_repeatedly(self) -> None:
@@ -75,6 +76,7 @@ class System:
         """Checks the operation once, and finds how many make a turn."""
         self.turn()
         self.check()
+        # The second turn: in the first one everything is new.
         self.repeats = max(1, min(MOST_REPEATS, int(TURN_S / self.turn())))
 
 
@@ -106,7 +108,7 @@ class MemoryFloor:
 
     def close(self) -> None:
         """Ends the program that measures."""
-        self._process.communicate()
+        self._process.communicate()  # closes its input, at which it ends
 
 
 def measure_size(config: dict[str, Any], nbytes: int, floor: MemoryFloor | None) -> dict[str, float]:

@@ -65,14 +65,14 @@ class Subject:
         self.encode()
         self._call(encoded=[memory_of(self.message)], decoded=[memory_of(self.sum)])
         found = float((self.sum - self.x).double().norm() / self.x.double().norm())
-        if not found < 1:
+        if not found < 1:  # "not": NaN is wrong, too
             raise BaguaError(f"{self.codec.name} over {self.count} elements has a relative error of {found}. [BG001]")
         return found
 
 
 def repeated(action: Callable[[], None]) -> Callable[[], float]:
     """A variant: seconds per call of as many calls as fill a turn."""
-    action()
+    action()  # a first time, uncounted
     repeats = max(1, min(MOST_REPEATS, int(TURN_S / max(1e-9, harness.seconds(action)))))
 
     def turn() -> float:

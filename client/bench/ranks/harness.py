@@ -53,7 +53,7 @@ def _write(found: dict[str, Any], result: str) -> None:
     if result == "-":
         print(RESULT_MARK + text, flush=True)
         return
-    temporary = Path(f"{result}.new")
+    temporary = Path(f"{result}.new")  # a file of this name is whole
     temporary.write_text(text)
     temporary.rename(result)
 
@@ -107,7 +107,7 @@ def interleave(
     first = slowest(seconds(lambda: round_from(0)))
     if not warm:
         found = {name: [] for name in names}
-    for turn in range(int(warm), rounds_within(budget_s, first, fewest)):
+    for turn in range(int(warm), rounds_within(budget_s, first, fewest)):  # a first round that counts is one of them
         round_from(turn % len(names))
     return found
 
@@ -128,4 +128,5 @@ def start_again_without(names: Sequence[str]) -> None:
     if any(name in os.environ for name in names):
         for name in names:
             os.environ.pop(name, None)
+        # ``sys.argv`` lacks -m, and Python's own options.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -73,6 +73,7 @@ class Transformer(nn.Module):
         self.words = nn.Embedding(words, width)
         self.places = nn.Parameter(torch.zeros(self.TOKENS, width))
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        # norm_first rules nested tensors out, and torch would warn of it.
         self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         self.head = nn.Linear(width, words, bias=False)
 

@@ -55,8 +55,9 @@ def measure_pair(source: int, target: int, config: dict[str, Any]) -> tuple[floa
     """Returns (seconds of one way, bits per second) of one direction of one pair, as medians of the source's clock."""
     pair = Pair(source, target, config["size"])
     warm = min(pair.exchange_s(pair.ping) for _ in range(3))
+    # Both must pass equally many.
     pings = pair.agree(max(config["rounds"], min(MOST_PINGS, int(config["seconds"] / 4 / max(warm, 1e-6)))))
-    latency = statistics.median(pair.exchange_s(pair.ping) for _ in range(pings)) / 2
+    latency = statistics.median(pair.exchange_s(pair.ping) for _ in range(pings)) / 2  # there and back
     pair.exchange_s(pair.message)  # a first time, uncounted
     once = pair.exchange_s(pair.message)
     rounds = pair.agree(harness.rounds_within(config["seconds"], once, config["rounds"]))
@@ -75,7 +76,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any] | None:
         figures = torch.zeros(2, dtype=torch.float64)
         if bagua.get_rank() in (source, target):
             figures = torch.tensor(measure_pair(source, target, config), dtype=torch.float64)
-        bagua.broadcast(figures, src=source)
+        bagua.broadcast(figures, src=source)  # all others wait here, and leave the wire to the pair
         latency, bits = figures.tolist()
         rows.append({"source": source, "target": target, "latency_s": latency, "bits_per_s": bits})
     harness.progress(len(pairs), len(pairs), "done")

@@ -65,6 +65,7 @@ def with_ddp(hook: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Modul
             # Its hook deadlocks over Gloo when several buckets are in flight.
             wrapped = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET_MB)
             rank = int(hook.removeprefix("powersgd"))
+            # 2 is the smallest that torch takes.
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             return wrapped
@@ -88,7 +89,7 @@ def sent_bytes(device: str) -> int:
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == device:
-            return int(figures.split()[8])
+            return int(figures.split()[8])  # eight columns of what was received come before it
     return 0
 
 
@@ -118,7 +119,7 @@ class Trainer:
 
     def turn(self) -> float:
         """Seconds per step of the slowest rank."""
-        bagua.barrier()
+        bagua.barrier()  # waiting for late ranks is no part of the time
         before, sent = bagua.communication.statistics(), self._sent()
         found = harness.slowest(harness.seconds(self._train) / self.steps)
         after = bagua.communication.statistics()
@@ -135,6 +136,7 @@ class Trainer:
         """Waits for what goes on in the background: it is not for the next system's time. An asynchronous exchange that
         one rank has begun and another has not moves nothing, and stays for the next turn."""
         begun = getattr(self.model.bagua_algorithm, "begun", 0)
+        # The greatest and the least: all ranks have begun as many.
         if harness.slowest(begun) == -harness.slowest(-begun):
             self.model.bagua_ddp.join()  # type: ignore[operator, union-attr]
         bagua.barrier()
@@ -171,7 +173,7 @@ def measure_model(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
     trainers: dict[str, Trainer] = {}
     shared: list[torch.Tensor] = []
     for system in config["systems"]:
-        torch.manual_seed(bagua.get_rank())
+        torch.manual_seed(bagua.get_rank())  # batches differ between ranks, as in training
         workload = WORKLOADS[name]()
         if not shared:
             shared = [parameter.data for parameter in workload.model.parameters()]

@@ -132,7 +132,7 @@ class HostStore(Store):
 
     def _limit(self) -> int:
         if self._capacity is None:
-            # What the cache holds already is room, too.
+            # Bytes that the cache holds already are room, too.
             self._capacity = min(MOST_BYTES, (shutil.disk_usage(self.folder).free + self.used_bytes()) // 2)
         return self._capacity
 

@@ -63,7 +63,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.requires_grad or value.device.type != "cpu":
             return NotImplemented
-        # Their bytes alone don't say what they mean.
+        # The bytes of such tensors alone don't say what they mean.
         if value.layout is not torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
             return NotImplemented
         flat = value.contiguous()

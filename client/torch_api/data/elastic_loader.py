@@ -131,7 +131,7 @@ class _Ahead:
             self._look()
             if self._course.epoch != self._epoch:
                 return
-            # Those on their way that still count come first.
+            # Batches on their way that still count come first.
             batch = self._course.batch(len(self._asked) - self._outdated)
             if batch is None:
                 return

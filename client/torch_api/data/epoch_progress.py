@@ -239,7 +239,7 @@ class Course:
         # ``hear`` wants the settings and the generation of now.
         state = {**document, "setting": asdict(self.setting), "generation": generation}
         self.given = 0
-        # Those of the checkpoint are gone: each held nothing.
+        # Members of the checkpoint are gone: each held nothing.
         self.hear({member: (0, state) for member in document["progress"]["members"]}, members, generation)
         return Kept(None)
 
@@ -272,6 +272,6 @@ def _weight(batches: Sequence[Batch], rank: int) -> float:
 
 def _given(given: int, state: Mapping[str, Any], first: Mapping[str, Any]) -> int:
     """Batches that the member of ``state`` was given and that the member of ``first`` has not committed with it."""
-    if state["epoch"] < first["epoch"]:  # that epoch is over on the others
+    if state["epoch"] < first["epoch"]:  # the epoch is over on the others
         return 0
     return given - (int(first["committed"]) - int(state["committed"]))

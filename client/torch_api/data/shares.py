@@ -64,7 +64,7 @@ class Progress:
         sizes = _sizes(self, number, taken)
         if sizes is None:
             return None
-        if not sizes[rank]:  # it holds a batch of that round already
+        if not sizes[rank]:  # the rank holds a batch of that round already
             return self.held[member][number]
         if self.split is not None:
             return _parts(self, taken, sizes)[rank]

@@ -125,7 +125,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
         table = torch.arange(len(begins)).view(-1, replicas)
         if self.shuffle:
             table = table[torch.randperm(len(table), generator=generator)]
-            # Which rank gets which batch of a step is random, too.
+            # The rank that gets a batch of a step is random, too.
             turns = torch.rand(table.shape, generator=generator).argsort(1)
             table = table.gather(1, turns)
         return Steps(order, begins, ends, table)

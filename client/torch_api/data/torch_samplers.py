@@ -135,14 +135,13 @@ class TorchSamplers:
                 theirs.epoch = course.number
                 share_out(theirs, ranks, rank)
                 part = [*_part(course.opening, ranks, rank, sampler.drop_last), *_ITERATE(theirs)]
-                # Its steps of all steps: so many of its samples were trained on.
-                missed += part[len(part) * steps // course.steps :]
+                missed += part[len(part) * steps // course.steps :]  # a part was trained on as far as its steps go
         return missed
 
     def _adopt(self, sampler: DistributedSampler[Any]) -> Course | None:
         own = self._session.membership.member
         places = [self._members, *(members for _, members, _ in self._heard)]
-        # It shares out among some of the ranks: its epochs are the program's own matter.
+        # A sampler that shares out among some of the ranks is the program's own matter.
         if (sampler.num_replicas, sampler.rank) not in [
             (len(members), members.index(own)) for members in places if own in members
         ]:

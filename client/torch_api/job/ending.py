@@ -195,7 +195,7 @@ class ProgramWatch:
             return self._uncaught
         # 3.12 has last_exc; older ones last_value.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        # It has passed the outermost frame: it ends the program.
+        # An error that has passed the outermost frame ends the program.
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is root:
             return end_by(error)  # somebody else's hook has taken it
         return self._exit

@@ -174,7 +174,7 @@ def _rendezvous() -> Store:
     """The store of env:// rendezvous; of torch.distributed's own process group where the environment does not name
     one."""
     missing = [name for name in SOCKET_VARIABLES if not os.environ.get(name)]
-    # Its store is there already: nobody has to listen at another port.
+    # Torch's store is there already: nobody has to listen at another port.
     if missing and distributed.is_available() and distributed.is_initialized():
         return distributed.distributed_c10d._get_default_store()
     if missing:

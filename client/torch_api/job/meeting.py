@@ -72,7 +72,7 @@ class Meeting:
 
     def _find(self, rank: int) -> int:
         number = int(self._all.add("attempts", 0))  # reads it: ``get`` would wait where there is none
-        # This rank has been there before: it was started again.
+        # A rank that was started again has been there before.
         over = number == 0 or any(self._all.check([f"{number}/{key}"]) for key in (_END, _here(rank)))
         return number + 1 if over else number
 
@@ -88,7 +88,7 @@ class Meeting:
         Raises ServiceError if the attempt fails, or nothing comes; Superseded."""
         began = time.monotonic()
         while (value := self._look(key)) is None:
-            if key != _END:  # who asks for the end gets a failure as its value
+            if key != _END:  # a rank that asks for the end gets the failure as its value
                 _raise_if_failed(self._look(_END) or {})
             if alive is not None:
                 alive()
@@ -177,7 +177,7 @@ def _raise_if_failed(end: dict[str, Any]) -> None:
     if end.get("superseded"):
         raise Superseded
     if "error" in end:
-        # It comes from others: no escape sequences for the terminal.
+        # Another rank wrote the text: no escape sequences for the terminal.
         reason = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(end["error"])[:MAX_TEXT])
         raise ServiceError(f"The ranks could not come together: {reason} [BG909]")
 

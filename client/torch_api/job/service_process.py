@@ -63,7 +63,7 @@ class LeashedService:
         try:
             parent_socket.send(self._socket, message)
         except OSError:
-            self.check()  # its end has better words
+            self.check()  # if the service has ended, its last words say more
             raise ServiceError(f"{self.title} does not listen any more.{self._last_words()} [BG910]") from None
 
     def check(self) -> None:

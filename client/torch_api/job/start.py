@@ -45,7 +45,7 @@ def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, loca
     if session is not None and session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already. [BG407]")
     torch_wanted = torch_distributed.wanted()  # before the session: it asks whether the program has a group of its own
-    environment.clear_place()  # of a session that ended by an error, or of the parent of this fork
+    environment.clear_place()  # a session that failed, or the parent of this fork, may have left it
     if store is not None:
         _use_store(rank, world_size, local_world_size)
     join(store, torch_wanted)
@@ -123,7 +123,7 @@ def destroy_process_group() -> None:
     if not handled.words:  # else this rank may be in the middle of something, and nobody is waited for
         session.end()
     CURRENT.session = _Torch.group = None
-    atexit.unregister(_leave_at_exit)  # this rank has left: its exit is the program's own matter
+    atexit.unregister(_leave_at_exit)  # a rank that has left exits as it likes
     if torch_group is not None:
         torch_group.close()
     session.close(handled.words)

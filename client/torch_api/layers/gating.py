@@ -69,7 +69,7 @@ class _Logits(torch.autograd.Function):
             return None, of_weight
         if of_tokens is None:
             return of_logits @ weight, of_weight
-        return of_tokens.addmm_(of_logits, weight), of_weight  # this memory is nobody else's: no third tensor is made
+        return of_tokens.addmm_(of_logits, weight), of_weight  # ``of_tokens`` is ours alone: no third tensor is made
 
 
 class TopKGate(nn.Module):

@@ -248,7 +248,7 @@ class _Launch:
     def _signal(self, number: int) -> None:
         for one in self._ranks:
             if one.process.exitcode is None and one.process.pid is not None:
-                with suppress(ProcessLookupError):  # it may end just now
+                with suppress(ProcessLookupError):  # the process may end just now
                     os.kill(one.process.pid, number)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def run(
         os._exit(1)
     os.setsid()  # an interrupt of the notebook reaches its launcher, which tells the ranks
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was blocked while ranks were started
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ctrl-C was blocked while ranks were started
     _redirect(output.fileno())
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # the parent's do not exist after a fork

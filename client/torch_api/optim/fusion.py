@@ -222,7 +222,8 @@ class Fusion:
         new = [one for one in self._rest if id(one) not in self._stepped]
         self._count_groups({part.block.group for part in parts}, set(map(id, new)))
         self._stepped.update(map(id, new))
-        self._stale = self._stale or bool(new)  # their first step has made their state: they may be rows from now on
+        # The first step of new ones has made state: they may be rows from now on.
+        self._stale = self._stale or bool(new)
 
     def _count_groups(self, fused: set[int], new: set[int]) -> None:
         for group in fused:

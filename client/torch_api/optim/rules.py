@@ -44,7 +44,7 @@ def calls_closure_once(optimizer: torch.optim.Optimizer) -> bool:
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Says why no parameter of this optimizer can be fused now; empty if some may be."""
     for name, words in _WHOLE.items():
-        known = getattr(torch.optim, name, None)  # this torch may not have the class
+        known = getattr(torch.optim, name, None)  # older versions of torch lack some classes
         if known is not None and isinstance(optimizer, known):
             return words
     if getattr(optimizer, "elementwise", None) is False:

@@ -186,7 +186,7 @@ def why_not(task: Task, missing: Sequence[int]) -> None:
             raise GivenUp(f"rank {rank}: {(task.writing / f'failed-{rank}').read_text()}")
     present = task.present()
     lost = [rank for rank in missing if task.members[rank] not in present]
-    # It may have come since ``missing`` was made.
+    # A part may have come since ``missing`` was made.
     if lost and not any(part_file(task.writing, rank).exists() for rank in lost):
         raise GivenUp(f"{ranks_text(lost)} was lost before its part was written.")
     later = [path for path in written_by(task) if step_of(path) > task.step]

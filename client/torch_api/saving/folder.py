@@ -187,7 +187,7 @@ def replace_folder(new: Path, target: Path, old: Path) -> None:
     """Renames ``new`` to ``target``, in place of a folder of that name, which is called ``old`` until then. Raises
     OSError."""
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed between the two renames
+        shutil.rmtree(old, ignore_errors=True)  # a process killed between the two renames leaves it behind
         target.rename(old)
     new.rename(target)
     sync_folder(target.parent)  # else a crash of the machine could find neither of them

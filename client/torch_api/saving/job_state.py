@@ -124,8 +124,7 @@ class Return:
             found = keeper.make_room(job[name], None if own is None else own[name])
             room += [([path], one) for path, one in _below(name, found.alike).items()]
             for path, one in _below(name, {**found.of_first, **found.of_rank}).items():
-                # Of this rank, or rank 0's for ranks that have none.
-                room.append(([of_rank(self._rank, path), path], one))
+                room.append(([of_rank(self._rank, path), path], one))  # a rank without a part of its own reads rank 0's
         if own is not None:
             self._random = RandomState(own[RANDOM])
             paths = tensor_paths(own[RANDOM])

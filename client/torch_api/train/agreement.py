@@ -36,7 +36,7 @@ def raise_together(mistake: Exception | None, group: Communicator) -> None:
     """Raises on every rank if one of them has a ``mistake``: its own there, elsewhere a BaguaError with its words."""
     texts = gather_texts(str(mistake).encode() if mistake is not None else b"", group)
     if mistake is not None:
-        raise mistake  # its own, with its traceback
+        raise mistake  # a rank's own error keeps its traceback
     told = [f"rank {group.ranks[index]}: {text.decode()}" for index, text in enumerate(texts) if text]
     if told:
         raise BaguaError(f"Another rank failed. {'; '.join(told)} [BG511]")
@@ -98,7 +98,7 @@ def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], gro
         if group.rank() != root:
             for begin, data in pack:
                 data.copy_(stage[begin : begin + data.numel()])
-    for tensor, received in zip(settable, plain, strict=True):  # those that had to be copied into a row
+    for tensor, received in zip(settable, plain, strict=True):  # tensors that had to be copied into a row
         if received is not tensor:
             tensor.copy_(received)
 

@@ -153,7 +153,7 @@ class Recording:
 
     def note(self, phase: str, name: str, begin: int, end: int) -> None:
         self._count += 1
-        if self._count > MOST_SPANS:
+        if self._count > MOST_SPANS:  # a trace that nobody ends must not fill memory
             self._dropped += 1
             return
         aside = int(threading.get_ident() != self._thread)
@@ -168,12 +168,13 @@ class Recording:
         """See ``Sink``. Times on a GPU are events, and left out."""
         ready, name = self._ready.pop(bucket, None), bucket_name(bucket)
         for submitted, started, done in times:
-            if not isinstance(done, int):
+            if not isinstance(done, int):  # events of a GPU have no times of their own
                 continue
             first = submitted if ready is None else min(ready, submitted)
-            ready = None
+            ready = None  # the first operation of a bucket begins where its last gradient came
             self.note("bucket", name, first, done)
             self.note("ready", name, first, submitted)
+            # The engine may have begun before the rank noted that it had submitted.
             self.note("submitted", name, submitted, max(submitted, started))
             self.note("reduced", name, max(submitted, started), done)
 
@@ -181,7 +182,7 @@ class Recording:
 
     def _send(self, now: int, done: bool) -> None:
         spans, self._spans, self._sent = self._spans, [], now
-        for begin in range(0, max(1, len(spans)), AT_ONCE):
+        for begin in range(0, max(1, len(spans)), AT_ONCE):  # one message at least, when it is the last
             report = TraceReport(spans=spans[begin : begin + AT_ONCE], steps=max(0, self._step))
             report.MergeFrom(self._report)
             if done and begin + AT_ONCE >= len(spans):
@@ -193,7 +194,7 @@ class Recording:
         WATCH.sink = None
         for handle in self._handles:
             handle.remove()
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid:  # a forked child has no thread that sends
             self._send(time.monotonic_ns(), done=True)
             self.sender.put(None)
 

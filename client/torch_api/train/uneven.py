@@ -133,7 +133,7 @@ class Uneven:
     def __enter__(self) -> Uneven:
         """Raises ConfigError, alike on all ranks, for a model whose exchanges can't be shadowed."""
         for model in self._models:
-            self._refuse(model)
+            self._refuse(model)  # all checks come before any model is in the block
         ranks = {tuple(model.wrapped.process_group.ranks) for model in self._models}
         if len(ranks) > 1:
             raise ConfigError(
@@ -187,7 +187,7 @@ class Uneven:
         if self._group.nranks() == 1:
             return
         index = next(index for index, one in enumerate(self._models) if one is model)
-        self._meet(1 + len(Event) * (self._first + index) + event)
+        self._meet(1 + len(Event) * (self._first + index) + event)  # 0 means that no batches are left
 
     def _meet(self, code: int) -> int:
         """Tells all others; returns the code of those that are active, 0 if none is."""
@@ -233,6 +233,7 @@ class Uneven:
         if not code:
             return None
         number, event = divmod(code - 1, len(Event))
+        # Another model of torch's Join, which has blocks of its own.
         if not 0 <= number - self._first < len(self._models):
             raise CommunicationError(
                 "join: the other ranks train another model now than the one that this rank takes part in. Name models "
@@ -249,6 +250,7 @@ class Uneven:
         """No rank has batches left: all take the state of the first of those that were the last to have some."""
         self.forget_gradients()
         for model in self._models:
+            # Where none was done early, optimizers have stepped alike.
             model.take_state_of(self.root, with_optimizers=not self.complete)
 
 
@@ -264,6 +266,7 @@ def buffers_of(model: Wrapped) -> list[torch.Tensor]:
 def refuse(model: UnevenModel, throws: bool) -> None:
     """Raises ConfigError with words if other ranks can't shadow what this model exchanges. ``throws``: they need
     not."""
+    # The name ends with a number of the object, which means nothing to people.
     name = model.wrapped.bagua_module_name.rpartition("_")[0] or model.wrapped.bagua_module_name
     words = (
         next((words for applies, words in REFUSALS if applies(model)), None)
@@ -275,7 +278,7 @@ def refuse(model: UnevenModel, throws: bool) -> None:
         raise ConfigError(f"join: {name} can't be trained with uneven numbers of batches: {words} [BG608]")
 
 
-def _has(model: UnevenModel, kind: str) -> bool:
+def _has(model: UnevenModel, kind: str) -> bool:  # by name: torch's class of this name does the same
     return any(type(module).__name__ == kind for module in model.wrapped.module.modules())
 
 

@@ -113,7 +113,7 @@ class Tuning:
         if self._model.exchanged != GRADIENT or not self._layout.may_be_cut or self._runner.on_device:
             self._give_up("It tunes buckets of gradients on the CPU, with algorithms that allow other cuts.")
             return
-        if self._runner.everyone.nranks() < 2 and not self._session.elastic:
+        if self._runner.everyone.nranks() < 2 and not self._session.elastic:  # in an elastic job others may come
             self._give_up("A rank alone has nobody to exchange gradients with.")
             return
         if not self._network:
@@ -122,6 +122,7 @@ class Tuning:
 
         def attempt() -> dict[str, Any]:
             everyone = self._runner.everyone
+            # A repeat tells what was said: the decider goes on with each question.
             if everyone.rank() == 0 and not said:
                 said.append(self._choose())
             found: dict[str, Any] = broadcast_json(said[0] if said else {}, everyone)
@@ -139,7 +140,7 @@ class Tuning:
     def _choose(self) -> dict[str, Any]:
         decider = self._of_rank_0()
         generation, steps = self._session.membership.generation, self._steps
-        if generation != self._generation:
+        if generation != self._generation:  # steps of other members are no measure
             decider.discard()
         elif decider.waits_for(len(steps)):
             decider.add(steps)
@@ -155,6 +156,7 @@ class Tuning:
                 self._study(),
                 self._session.membership.generation,
             )
+            # The search's last words go while there is a daemon.
             self._session.end_first(self._search, self._search.close)
             self._decider = Decider(
                 self._search.ask,
@@ -167,7 +169,7 @@ class Tuning:
                 present=self._present,
             )
             self._generation = self._session.membership.generation
-            self._observer = Observer(self._model, self._session)
+            self._observer = Observer(self._model, self._session)  # on rank 0 alone: its figures decide
         return self._decider
 
     def _first_candidates(self) -> list[Setting]:
@@ -182,7 +184,7 @@ class Tuning:
     def _fits(self, setting: Setting) -> bool:
         """True if the setting can be applied to this model, and is not the defaults in other words."""
         try:
-            return set(setting) != {"cuts"} or self._cuts(setting) != self._cuts({})
+            return set(setting) != {"cuts"} or self._cuts(setting) != self._cuts({})  # other cuts than the defaults'
         except ValueError:
             return False
 
@@ -233,8 +235,9 @@ class Tuning:
         small, large = torch.zeros(8), torch.zeros(PROBE_ELEMENTS)
         trip = _fastest(lambda: everyone.allreduce_inplace(small, ReduceOp.MAX))
         long = _fastest(lambda: everyone.allreduce_inplace(large, ReduceOp.SUM))
+        # An all-reduce moves 2(h-1)/h of the bytes; the trip of a small one is its delay.
         rate = 2 * (hosts - 1) / hosts * large.nbytes * 8 / max(long - trip, 1e-6)
-        rate, trip = broadcast_json([rate, trip], everyone)
+        rate, trip = broadcast_json([rate, trip], everyone)  # rank 0's figures: all name the network alike
         return measured_network(hosts, sizes, rate, trip)
 
     # Settings
@@ -299,7 +302,7 @@ def _fastest(operation: Callable[[], object]) -> float:
         begin = time.perf_counter()
         operation()
         found.append(time.perf_counter() - begin)
-    return min(found)
+    return min(found)  # the fastest: other times have pauses of the scheduler in them
 
 
 class Observer:
@@ -307,6 +310,7 @@ class Observer:
     ``close`` its hooks run beside those of the model."""
 
     def __init__(self, model: Wrapped, session: Session) -> None:
+        # The model trains already: one step of warm-up.
         self._recorder = StepRecorder(model, session, len(session.membership.hosts), OBSERVED_STEPS, warm_up=1)
         self._handles: list[Any] = list(self._recorder.watch(model.module))
         note = self._recorder.noting(lambda _name, _parameter: None)  # the model's own hook does the rest
@@ -322,7 +326,7 @@ class Observer:
             return []
         profile = in_order(self._recorder.profile(), arrival)
         cuts = best_cuts(profile, network, hosts=hosts)
-        if [name for names in cuts for name in names] != list(arrival):
+        if [name for names in cuts for name in names] != list(arrival):  # parameters without a gradient are in no cut
             return []
         return [{"cuts": as_text(cuts)}]
 
@@ -350,6 +354,7 @@ class RemoteSearch:
         self._study = study
         self._lock = threading.Lock()  # guards what follows
         self._told: list[TuneTrial] = []
+        # Trials of several first ranks must have different numbers.
         self._number = (generation - 1) * TRIALS_OF_A_GENERATION
         self._round = 0
         self._candidate: Setting | None = None
@@ -408,13 +413,13 @@ class RemoteSearch:
     def _run(self) -> None:
         while True:
             self._news.wait()
-            self._news.clear()
+            self._news.clear()  # before the question: news that comes meanwhile is asked for once more
             last = self._closed.is_set()
             understood = self._exchange()
             if last:
                 return
             if not understood:
-                self._closed.wait(AGAIN_S)
+                self._closed.wait(AGAIN_S)  # close ends the pause
                 self._news.set()
 
     def _exchange(self) -> bool:
@@ -436,16 +441,16 @@ class RemoteSearch:
         try:
             reply = self._daemon.tune(request)
         except ServiceError as error:
-            if isinstance(error, UnavailableError):
+            if isinstance(error, UnavailableError):  # the coordinator is away: the same question again
                 return False
             with self._lock:
                 self._exhausted, self._asking = True, False
             return True
         with self._lock:
-            del self._told[: len(told)]
+            del self._told[: len(told)]  # lines that came meanwhile stay
             if self._told:
                 self._news.set()
-            if round != self._round:
+            if round != self._round:  # the answer is about trials that count no more
                 return True
             if reply.has_best and self.best is None and not round:
                 self.best = dict(reply.best)

@@ -160,7 +160,7 @@ class Unit:
     def _enter_next(self) -> None:
         """After a loss: what the others have committed, this member commits, too."""
         units, flags = self._units, self._units.flags
-        with suppress(CommunicationError):  # it failed with the generation, which Regrouped has told
+        with suppress(CommunicationError):  # the flags failed with the generation, which Regrouped has told
             flags.hear()
         flags.release()
         units._enter_next(self._generation)
@@ -341,7 +341,7 @@ class Units:
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
         with self._flags_under_way, self.calm, self._session.connection.entering():
-            while not self._enter_once(generation):  # it ended meanwhile: the one after it is entered
+            while not self._enter_once(generation):  # a generation that ended meanwhile has a successor
                 generation = self._session.membership.generation
 
     def _enter_once(self, generation: int) -> bool:
