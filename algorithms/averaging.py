@@ -81,7 +81,7 @@ def _mean_by_differences(
     bucket: Bucket, codec: Codec, everywhere: bool, over: Over, keep_snapshot: bool
 ) -> tuple[Step, ...]:
     bucket.add_slot(DIFFERENCE, on_change=SCRATCH)
-    bucket.add_slot(PEER, communicated=False, on_change=COPY)
+    bucket.add_slot(PEER, communicated=False, on_change=COPY)  # R itself never travels, and all ranks have the same
     copy_weights(bucket, PEER)
     if keep_snapshot:
         bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)

@@ -71,7 +71,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = hierarchical
         self.peer_selection_mode = check_mode(peer_selection_mode)
         self.communication_interval = check_count("communication_interval", communication_interval, 1)
-        self._wanted_codec = codec_of_differences(codec)
+        self._wanted_codec = codec_of_differences(codec)  # kept: a newcomer encodes if the others do
         self.codec = where_needed(self._wanted_codec, everywhere, process_group)
         self.everywhere = everywhere and self.codec is not None
         self.passes = 0
@@ -229,6 +229,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         hosts, everyone = self.process_group.hosts, self.process_group.get_global_communicator()
         me = everyone.ranks[everyone.rank()]
         self._units = len(hosts) if self.hierarchical else everyone.nranks()
+        # The first rank of a host stands in the ring for all of it.
         self._in_ring = not self.hierarchical or any(me == host[0] for host in hosts)
         check_optimizers(bagua_ddp, "LowPrecisionDecentralizedAlgorithm")
         return super().init_tensors(bagua_ddp)

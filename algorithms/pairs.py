@@ -50,7 +50,7 @@ class Pairs:
         self.leader = mine == self.units[self.position][0]
         self.met = self.peer
         self._host_of = {rank: index for index, host in enumerate(hosts) for rank in host}
-        self._kept: dict[tuple[int, ...], Communicator] = {}
+        self._kept: dict[tuple[int, ...], Communicator] = {}  # communicators of earlier members have ended
 
     @property
     def peer(self) -> int:
@@ -116,7 +116,7 @@ class Pairs:
         return self._own(ranks) if self._private else self._group.communicator(sorted(ranks))
 
     def _own(self, ranks: tuple[int, ...]) -> Communicator:
-        key = tuple(sorted(ranks))
+        key = tuple(sorted(ranks))  # each of the two names itself first
         if key not in self._kept:
             self._kept[key] = self._group.new_communicator(key, of_generation=True)
         return self._kept[key]

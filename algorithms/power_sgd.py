@@ -130,6 +130,7 @@ class _Compressed:
         fresh, left = bucket.views(FRESH), bucket.slot(LEFT)
         for number, to, count in self.plain:
             tensor = fresh[number]
+            # In the order of memory: no pass that permutes.
             left[to : to + count].copy_(tensor.as_strided((count,), (1,), tensor.storage_offset()))
         for matrix in self.matrices:
             state = matrix.state
@@ -151,7 +152,7 @@ class _Compressed:
                 finite = self.finite[matrix.name] = basis.sum().isfinite()
                 self.arithmetic.back_project(matrix.state.memory, basis, matrix.right(right))
                 _choose(finite, matrix.right(right), matrix.state.right)
-            elif math.isfinite(float(basis.sum())):
+            elif math.isfinite(float(basis.sum())):  # one number tells it: a sum keeps NaN and infinity
                 self.arithmetic.back_project(matrix.state.memory, basis, matrix.right(right))
             else:
                 self.broken.add(matrix.name)
@@ -239,6 +240,7 @@ class PowerSGDAlgorithmImpl(WarmedUpImpl):
             dtype = torch.promote_types(like.dtype, torch.float32)  # sums of float16 would lose what is not sent
             # crc32: ``hash`` of a text differs between processes.
             generator = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed} {name}".encode()))
+            # Every device has random numbers of its own.
             right = torch.randn(rank, columns, dtype=dtype, generator=generator, device="cpu")
             memory = torch.zeros(rows, columns, dtype=dtype, device=like.device)
             left = torch.zeros(rank, rows, dtype=dtype, device=like.device)
@@ -283,7 +285,7 @@ class PowerSGDAlgorithm(Algorithm):
     ) -> None:
         self.rank = check_count("rank", rank, 1)
         self.warm_up = WarmUp.of(start_after, warmup_codec, "start_after")
-        if not min_compression_rate >= 1:
+        if not min_compression_rate >= 1:  # NaN is refused, too
             raise ValueError(f"min_compression_rate is {min_compression_rate}: it must be at least 1. [BG302]")
         self.min_compression_rate = float(min_compression_rate)
         self.seed = check_count("seed", seed, 0)

@@ -81,6 +81,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             param_group = {**param_group, "step_id": self.step_id, "warmup_steps": self.warmup_steps}
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
+            # Made at once: momentum is sent before the optimizer's next step.
             self.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,6 +123,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         warm = self.warm  # asked before groups count this step
         for group in self.param_groups:
             group["step_id"] += 1
+            # A mean comes for parameters without a gradient on this rank, too.
             moved = [p for p in group["params"] if p.grad is not None or p in self.averaged]
             if not moved:  # _foreach functions refuse empty lists
                 continue
@@ -149,7 +151,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
         if group["step_id"] == group["warmup_steps"]:
             for square in squares:
-                if group["floor"] and square.numel():
+                if group["floor"] and square.numel():  # the mean of no elements is NaN
                     square.clamp_(min=group["floor"] ** 2 * square.mean().item())
                 # A step of g / eps would throw elements without a second moment far off.
                 square.masked_fill_(square == 0, torch.inf)

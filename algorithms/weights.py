@@ -76,6 +76,7 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
             raise ValueError(
                 f"{algorithm} can't work with a fused optimizer: pass with_bagua the optimizer itself. [BG305]"
             )
+        # Ids: ``==`` of tensors compares elements.
         held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     missing = [name for name, parameter in bagua_ddp.bagua_build_params() if id(parameter) not in held]
     if missing:

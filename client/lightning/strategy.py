@@ -119,7 +119,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             """Lightning started this process and knows its rank: ``init_process_group`` reads it in the environment."""
             found = self.cluster_environment
             assert found is not None
-            if isinstance(found, environment):
+            if isinstance(found, environment):  # a launcher has set these variables
                 return
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = found.main_address, str(found.main_port)
             os.environ["RANK"], os.environ["WORLD_SIZE"] = str(self.global_rank), str(self.world_size)

@@ -125,6 +125,7 @@ def _travels_as_gradient(tensor: torch.Tensor) -> bool:
     known = registration(tensor)
     if known is None or known.getter is _gradient:
         return True
+    # A getter of the program may return the gradient, too.
     return known.getter is not None and tensor.is_leaf and known.effective_or_none() is tensor.grad
 
 

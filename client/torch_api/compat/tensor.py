@@ -150,5 +150,5 @@ def _backend_of(known: Registration) -> Backend:
 def install() -> None:
     """Adds the members of ``BaguaTensor`` to ``torch.Tensor``."""
     for name, member in vars(BaguaTensor).items():
-        if "bagua" in name:
+        if "bagua" in name:  # ``vars`` has ``__module__`` and its like, too
             setattr(torch.Tensor, name, member)

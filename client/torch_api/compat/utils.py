@@ -163,7 +163,7 @@ class StatisticalAverage:
         """``val`` was the value since the last measurement until now."""
         now = self._clock()
         passed = now - self.last_update_time
-        if passed <= 0:
+        if passed <= 0:  # the clock may have been set back
             return
 
         def mean(seconds: float) -> float:

@@ -100,6 +100,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         generator = torch.Generator(device="cpu")
         generator.manual_seed(self.seed + self.epoch)
         if self.shuffle:
+            # Drawn in any case: random numbers after it are those of the original.
             noise = torch.randint(self.random_number, (self._length,), generator=generator)
             if self.random_number > 1:
                 return rising(self.costs + noise), generator
@@ -237,9 +238,9 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
 
     def _batches_of(self, indices: list[int], rank: int) -> Batches:
         before = random.getstate()  # random numbers of the program go on as if none had been drawn here
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # by default it would save and restore the state of every GPU
             seed = (self.seed + self.epoch) * self.num_replicas + rank
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # ``torch.manual_seed`` would seed GPUs, too
             random.seed(seed)
             try:
                 return [[int(index) for index in batch] for batch in self.batch_fn(indices)]

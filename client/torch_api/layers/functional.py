@@ -188,6 +188,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # By ``apply``: a gradient may be differentiated again.
         return _apply(_ReduceScatter, gradient, ReduceOp.SUM, _recall(context)), None
 
 

@@ -86,7 +86,7 @@ class MOELayer(nn.Module):
         self.num_local_experts = num_local_experts
         self.group = group
         self.average = average
-        self._agreed: weakref.ref[Communicator] | None = None
+        self._agreed: weakref.ref[Communicator] | None = None  # weak: a communicator ends with its last reference
 
     @property
     def world_size(self) -> int:
@@ -129,6 +129,7 @@ class MOELayer(nn.Module):
         return comm
 
     def _compare(self, comm: Communicator) -> None:
+        # ``torch.set_default_device`` may have named another one.
         mine = torch.tensor([self.num_local_experts, self.gate.wg.in_features, self.average], device="cpu")
         found = mine.new_empty(comm.nranks(), len(mine))
         comm.allgather(mine, found)

@@ -153,5 +153,6 @@ class ExpertStates:
             raise BaguaError(f"{at} has an optimizer of {len(groups)} groups, and this one has {len(mine)}. [BG709]")
         return {
             "state": {index: known[name] for index, name in enumerate(names) if name in known},
+            # Positions of parameters are those of this optimizer.
             "param_groups": [{**group, "params": own["params"]} for group, own in zip(groups, mine, strict=True)],
         }

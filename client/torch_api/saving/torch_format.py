@@ -62,6 +62,7 @@ class _Planner(DefaultSavePlanner):
             self._add_piece(piece)
 
     def _add_piece(self, piece: Piece) -> None:
+        # A number has no dimensions.
         offsets = torch.Size((piece.offset, *(0 for _ in piece.size[1:])) if piece.size else ())
         whole = piece.data.shape == piece.size
         item = WriteItem(
@@ -146,7 +147,7 @@ class Checkpoint:
             self._read({name: tensor.detach() for name, tensor in tensors.items()})
 
     def _read(self, found: dict[str, Any]) -> None:
-        planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # the keys are flat already
         planner.set_up_planner(found, self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         plan = self._reader.prepare_local_plan(planner.create_local_plan())
