@@ -36,8 +36,7 @@ async def test_ends_that_do_not_wait_for_the_compiler(end, slow_compiler, start_
     assert pid in [process.pid for process in below]
     assert sum("build.py" in " ".join(process.cmdline()) for process in below) == 1, "two jobs, one build"
     begin = time.monotonic()
-    await end.stop_job("first")
-    await end.stopped("first")
+    await end.end_job("first")
     assert time.monotonic() - begin < SOON_S
     assert end.jobs["second"].phase == node_pb2.LOCAL_PHASE_PREPARING
     daemon.process.terminate()

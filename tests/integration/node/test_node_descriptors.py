@@ -50,8 +50,7 @@ async def run_jobs(end, first):
         await end.run_script(f"job-{number}", "/bin/true", no_python=True)
         await end.send(read_log=node_pb2.ReadLog(request_id=number, job_id=f"job-{number}", rank=0, follow=True))
         await end.exited(f"job-{number}")
-        await end.stop_job(f"job-{number}")
-        await end.stopped(f"job-{number}")
+        await end.end_job(f"job-{number}")
         await end.until(lambda: number in end.log_ends)  # noqa: B023  # awaited here
 
 
@@ -78,8 +77,6 @@ async def test_descriptors_do_not_grow(end, daemon):
         await work(end, ROUNDS)
         for pid, kinds in zip(pids, before, strict=True):
             await until_no_more(pid, kinds)
-    await end.stop_job("stays", grace_s=0.0)
-    await end.stopped("stays")
 
 
 async def test_a_stream_that_ends_with_an_error_keeps_no_connection(end, state):

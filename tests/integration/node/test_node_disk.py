@@ -31,31 +31,26 @@ async def until_written(path, **expected):
 
 
 async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon, script, tmp_path, state):
+    """Then a daemon is started on a full disk."""
     daemon = await start_daemon()
-    journal = state / "node-n" / "journal" / "job.json"
-    await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
-    job = await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
-    await until_written(journal, pid=job.ranks[0].pid, state="RANK_STATE_RUNNING")
+    journal = state / "node-n" / "journal"
+    for name in ("job", "left"):
+        await end.run_script(name, script(WAITER), args=[str(tmp_path / f"go-{name}")])
+        job = await end.job_until(name, lambda job: job.ranks and job.ranks[0].pid)
+        await until_written(journal / f"{name}.json", pid=job.ranks[0].pid, state="RANK_STATE_RUNNING")
 
     limit_files(daemon.proper().pid, 0)
-    (tmp_path / "go").touch()
+    (tmp_path / "go-job").touch()
     job = await end.exited("job")
     assert job.ranks[0].exit_code == 0 and not job.error
-    await end.stop_job("job")
-    await end.stopped("job")
-    assert "RANK_STATE_EXITED" not in journal.read_text(), "there was no room"
+    await end.end_job()
+    assert "RANK_STATE_EXITED" not in (journal / "job.json").read_text(), "there was no room"
 
     limit_files(daemon.proper().pid)
-    await until_written(journal, state="RANK_STATE_EXITED")
-    assert "LOCAL_PHASE_STOPPED" in journal.read_text()
+    await until_written(journal / "job.json", state="RANK_STATE_EXITED")
+    assert "LOCAL_PHASE_STOPPED" in (journal / "job.json").read_text()
     assert daemon.process.poll() is None
 
-
-async def test_a_restart_on_a_full_disk(end, start_daemon, script, tmp_path, state):
-    daemon = await start_daemon()
-    await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
-    await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
-    await until_written(state / "node-n" / "journal" / "job.json", state="RANK_STATE_RUNNING")
     daemon.kill()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # inherited
@@ -63,21 +58,6 @@ async def test_a_restart_on_a_full_disk(end, start_daemon, script, tmp_path, sta
         again = await start_daemon()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    job = await end.stopped("job")
+    job = await end.stopped("left")
     assert again.ready and "was restarted" in job.error
     assert again.process.poll() is None
-
-
-async def test_a_damaged_node_id_and_journal_do_not_keep_a_daemon_away(end, start_daemon, state):
-    node = state / "node-n"
-    (node / "journal").mkdir(parents=True, mode=0o700)
-    (node / "node.json").write_text('{"node_')
-    (node / "journal" / "five.json").write_text("5")
-    (node / "journal" / "evil.json").write_text(json.dumps({"version": 1, "job_id": "../../x"}))
-    daemon = await start_daemon()
-    assert daemon.ready.get("node_id") == "n" and "Traceback" not in daemon.log()
-    assert {path.name for path in node.rglob("*.broken")} == {
-        "node.json.broken",
-        "five.json.broken",
-        "evil.json.broken",
-    } and not end.hellos[0].jobs

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rig.limits import SOON_S
+from rig.node_daemon import alive, plan, printed, until_gone, until_printed
 
 from bagua.base.control_group import own_group
 from bagua.daemon.node.processes.groups import JobGroups
@@ -20,18 +21,10 @@ RUNNING = common_pb2.RANK_STATE_RUNNING
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
-async def started(end, job_id, nproc=1):
-    job = await end.job_until(job_id, lambda job: [rank.state for rank in job.ranks] == [RUNNING] * nproc)
+async def started(end, job_id):
+    job = await end.runs(job_id)
     assert job.phase == STARTED
     return [rank.pid for rank in job.ranks]
-
-
-async def printed(end, job_id, text, rank=0, request_id=77):
-    """Waits until the rank has printed ``text``."""
-    read = node_pb2.ReadLog(request_id=request_id, job_id=job_id, rank=rank, follow=True)
-    await end.send(read_log=read)
-    await end.until(lambda: text in end.logs.get(request_id, b""))
-    await end.send(end_log=node_pb2.EndLog(request_id=request_id))
 
 
 async def test_environment_folder_and_output(end, daemon, script, tmp_path):
@@ -42,13 +35,12 @@ async def test_environment_folder_and_output(end, daemon, script, tmp_path):
     assert job.phase == STARTED, "the engine stays until the coordinator says stop"
     env = json.loads(Path(job.ranks[1].log_path).read_text())
     expected = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
-    expected |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345", "BAGUA_JOB_ID": "job"}
+    expected |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345"}
     expected |= {"MINE": "yes", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "cwd": str(tmp_path)}
-    expected |= {"BAGUA_DAEMON_SOCKET": daemon.ready["socket"]}
+    expected |= {"BAGUA_DAEMON_SOCKET": daemon.ready["socket"], "BAGUA_JOB_ID": f"{end.prefix}job"}
     assert {key: env[key] for key in expected} == expected
     assert env["argv"] == [str(path), "--x", "1"]
-    await end.stop_job("job")
-    assert (await end.stopped("job")).error == ""
+    assert (await end.end_job()).error == ""
 
 
 async def test_programs_and_modules(end, daemon, script):
@@ -57,8 +49,7 @@ async def test_programs_and_modules(end, daemon, script):
     await end.run_script("module", "a_module", is_module=True, workdir=folder)
     await end.run_script("program", "sh", no_python=True, args=["-c", "echo program"], workdir=folder)
     for job_id in ("module", "program"):
-        job = await end.exited(job_id)
-        assert Path(job.ranks[0].log_path).read_text() == f"{job_id}\n"
+        assert printed((await end.exited(job_id)).ranks[0]) == [job_id]
 
 
 async def test_a_rank_that_raises(end, daemon, script):
@@ -70,14 +61,12 @@ async def test_a_rank_that_raises(end, daemon, script):
     assert (job.ranks[1].exit_code, job.ranks[1].signal) == (1, 0)
     assert job.ranks[1].error_tail.startswith("Traceback (most recent call last)")
     assert job.ranks[1].error_tail.endswith("ValueError: no digits")
-    await end.stop_job("job", grace_s=5)
-    job = await end.stopped("job")
-    assert job.ranks[0].signal == signal.SIGTERM
+    assert (await end.end_job()).ranks[0].signal == signal.SIGTERM
 
 
-async def test_a_killed_rank_ends_the_others_without_a_coordinator(end, daemon, script, until_gone):
+async def test_a_killed_rank_ends_the_others_without_a_coordinator(end, daemon, script):
     await end.run_script("job", script(SLEEP), nproc=2)
-    pids = await started(end, "job", 2)
+    pids = await started(end, "job")
     await end.stop()
     os.kill(pids[1], signal.SIGKILL)
     begin = time.monotonic()
@@ -91,39 +80,10 @@ async def test_a_killed_rank_ends_the_others_without_a_coordinator(end, daemon, 
 async def test_stop_with_grace_then_kill(end, daemon, script):
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, lambda *a: print('no', flush=True))\n" + SLEEP
     await end.run_script("job", script(stubborn.replace("time.sleep(600)", "[time.sleep(1) for _ in range(600)]")))
-    await started(end, "job")
-    await printed(end, "job", b"up")
-    await end.stop_job("job", grace_s=0.5)
-    job = await end.stopped("job", 10)
+    await until_printed((await end.runs()).ranks, "up")
+    job = await end.end_job(grace_s=0.5)
     assert job.ranks[0].signal == signal.SIGKILL
-    assert "no" in Path(job.ranks[0].log_path).read_text(), "it was asked first"
-
-
-@pytest.mark.parametrize("how", ["sigterm", "sigkill"])
-async def test_no_orphans(end, start_daemon, script, alive, until_gone, how):
-    """A rank's child, one that has left the rank's session included, does not outlive the job."""
-    daemon = await start_daemon()
-    text = "import subprocess, time\nchild = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-    text += "print(child.pid, '.', flush=True)\ntime.sleep(600)"
-    await end.run_script("job", script(text))
-    await printed(end, "job", b".")
-    child = int(end.logs[77].split()[0])
-    pids = [end.jobs["job"].ranks[0].pid, child]
-    assert alive(child)
-    if how == "sigkill":
-        daemon.kill()
-        await until_gone(pids[:1])
-        assert alive(child), "nobody is there to kill it yet"
-        await start_daemon()
-        assert end.hellos[-1].boot_id != end.hellos[0].boot_id
-        job = end.jobs["job"]
-        assert job.phase == node_pb2.LOCAL_PHASE_STOPPED and "restarted" in job.error
-    else:
-        daemon.process.terminate()
-        assert await daemon.wait(SOON_S) == 0
-        assert "was stopped (SIGTERM)" in end.jobs["job"].error
-    await end.stopped("job")
-    assert not any(alive(pid) for pid in pids)
+    assert "no" in printed(job.ranks[0]), "it was asked first"
 
 
 # Of the daemon and its keeper: nothing may be written there.
@@ -137,16 +97,16 @@ import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve('/bin/sh', ['sh', '-c', 'echo $$ .; exec sleep 600'], {})
+        os.execve('/bin/sh', ['sh', '-c', 'echo $$; exec sleep 600'], {})
     os._exit(0)
 os.wait()
 """
+ENDS = ("fail", "cancel", "adopted", "daemon killed", "keeper killed", "terminated")
 
 
 @pytest.mark.parametrize("groups", [True, False], ids=["in a control group", "without one"])
-@pytest.mark.parametrize("how", ["fail", "cancel", "daemon killed", "keeper killed", "adopted"])
 async def test_processes_that_leave_everything_end_with_their_job(
-    end, start_daemon, state, script, alive, how, groups, monkeypatch, tmp_path
+    end, start_daemon, state, script, groups, monkeypatch, tmp_path
 ):
     """With a session of its own, the keeper for a parent, and no environment. Other jobs' processes live on."""
     if groups and ((own := own_group()) is None or not os.access(own / "cgroup.procs", os.W_OK)):
@@ -155,32 +115,40 @@ async def test_processes_that_leave_everything_end_with_their_job(
         (tmp_path / "sitecustomize.py").write_text(NO_GROUPS)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     daemon = await start_daemon()
-    escaped = {}
-    for number, job in enumerate(("older", "job")):
-        last = "sys.exit(3)" if (how, job) == ("fail", "job") else "time.sleep(600)"
-        await end.run_script(job, script(ESCAPE + last, f"{job}.py"), elastic=how == "adopted")
-        await printed(end, job, b".", request_id=number)
-        escaped[job] = int(end.logs[number].split()[0])
-        while read_status(escaped[job]).parent != daemon.pid:
-            await asyncio.sleep(0.01)
-    if how == "keeper killed":
-        daemon.kill()
-        await start_daemon()
-    elif how in ("daemon killed", "adopted"):
-        known = len(end.hellos)
-        daemon.proper().kill()
-        await end.until(lambda: len(end.hellos) > known)
-    elif how != "cancel":
-        await end.exited("job")
-    assert how.endswith("killed") or alive(escaped["job"])
-    await end.stop_job("job")
-    await end.stopped("job")
-    assert not alive(escaped["job"])
-    assert how.endswith("killed") or alive(escaped["older"]), "another job's"
-    await end.stop_job("older")
-    await end.stopped("older")
-    assert not alive(escaped["older"])
-    assert not JobGroups(state, own_group()).jobs()
+    for how in ENDS:
+        job, older = f"{how.replace(' ', '-')}-job", f"{how.replace(' ', '-')}-older"
+        escaped, known, boot = {}, len(end.hellos), end.hellos[-1].boot_id
+        for name in (older, job):
+            last = "sys.exit(3)" if (how, name) == ("fail", job) else "time.sleep(600)"
+            await end.run_script(name, script(ESCAPE + last, f"{name}.py"), elastic=how == "adopted")
+            rank = (await end.job_until(name, lambda job: job.ranks and job.ranks[0].log_path)).ranks[0]
+            while not Path(rank.log_path).exists() or not (lines := printed(rank)):
+                await asyncio.sleep(0.02)
+            escaped[name] = int(lines[0])
+            while read_status(escaped[name]).parent != daemon.pid:
+                await asyncio.sleep(0.01)
+        if how == "terminated":
+            daemon.process.terminate()
+            assert await daemon.wait(SOON_S) == 0
+        elif how == "keeper killed":
+            daemon.kill()
+            assert alive(escaped[job]), "nobody is there to kill it yet"
+            daemon = await start_daemon()
+            assert end.hellos[-1].boot_id != boot
+        elif how in ("daemon killed", "adopted"):
+            daemon.proper().kill()
+            await end.until(lambda known=known: len(end.hellos) > known)
+        elif how == "fail":
+            await end.exited(job)
+        ends_all = how.endswith(("killed", "terminated"))
+        assert ends_all or alive(escaped[job])
+        for name in (job, older):
+            if how != "terminated":
+                await end.stop_job(name)
+            await end.stopped(name)
+            assert not alive(escaped[name]), how
+            assert name == older or ends_all or alive(escaped[older]), "another job's"
+        assert not JobGroups(state, own_group()).jobs(), how
 
 
 async def test_the_last_reports_arrive_before_the_daemon_ends(end, start_daemon, script):
@@ -188,7 +156,7 @@ async def test_the_last_reports_arrive_before_the_daemon_ends(end, start_daemon,
     daemon = await start_daemon()
     jobs = [f"job{number}" for number in range(4)]
     for job in jobs:
-        await end.run_script(job, script("print(1)"))
+        await end.run_script(job, "/bin/true", no_python=True)
         await end.exited(job)
     end.read_pause_s = 0.15
     daemon.process.terminate()
@@ -215,14 +183,11 @@ async def test_what_can_not_be_started(end, daemon, tmp_path):
         await end.run_script(job_id, nproc=2, **(here | spec))
         job = await end.job_until(job_id, lambda job: job.error)
         assert words in job.error and "node n" in job.error
-        await end.stop_job(job_id)
-        await end.stopped(job_id)
 
 
-async def test_repeated_and_stale_directives(end, daemon, script):
+async def test_repeated_stale_and_newer_directives(end, daemon, script):
     path = script(SLEEP)
-    await end.stop_job("unknown")
-    assert (await end.stopped("unknown")).generation == 1
+    assert (await end.end_job("unknown")).generation == 1
     await end.run_script("job", path, generation=3)
     pids = await started(end, "job")
     await end.run_script("job", path, generation=3)
@@ -231,39 +196,24 @@ async def test_repeated_and_stale_directives(end, daemon, script):
     await end.run_script("after", path)
     await started(end, "after")
     assert [rank.pid for rank in end.jobs["job"].ranks] == pids and end.jobs["job"].phase == STARTED
-    await end.stop_job("job", generation=3)
-    await end.stopped("job")
-    await end.run_script("job", path, generation=3)
+    await end.run_script("job", path, generation=4)
+    job = await end.job_until("job", lambda job: job.generation == 4 and job.ranks[0].state == RUNNING)
+    assert job.ranks[0].pid != pids[0] and not alive(pids[0]), "a newer generation takes over"
+    await end.end_job("job", generation=4)
+    await end.run_script("job", path, generation=4)
     await end.run_script("again", path)
     await started(end, "again")
     assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STOPPED, "an ended generation does not begin again"
-    for job_id in ("after", "again"):
-        await end.stop_job(job_id)
-        await end.stopped(job_id)
-
-
-async def test_a_newer_generation_takes_over(end, daemon, script, alive):
-    path = script(SLEEP)
-    await end.run_script("job", path, generation=1)
-    (old,) = await started(end, "job")
-    await end.run_script("job", path, generation=2)
-    job = await end.job_until("job", lambda job: job.generation == 2 and job.ranks[0].state == RUNNING)
-    assert job.ranks[0].pid != old and not alive(old)
 
 
 async def test_directives_that_make_no_sense(end, daemon):
-    good = {
-        "job_id": "job",
-        "generation": 1,
-        "spec": common_pb2.JobSpec(entry="x.py"),
-        "hosts": [node_pb2.HostPlan(node_id="n", ranks=[0])],
-        "job_key": bytes(32),
-    }
+    good = {"job_id": "job", "generation": 1, "spec": common_pb2.JobSpec(entry="x.py"), "job_key": bytes(32)}
+    good["hosts"] = [plan([0])]
     for number, (change, words) in enumerate(
         (
             ({"job_key": b"short"}, "job key"),
             ({"host_index": 7}, "host index"),
-            ({"hosts": [node_pb2.HostPlan(node_id="n", ranks=[1])]}, "without gaps"),
+            ({"hosts": [plan([1])]}, "without gaps"),
         )
     ):
         job_id = f"job-{number}"
@@ -276,14 +226,15 @@ async def test_directives_that_make_no_sense(end, daemon):
     assert daemon.process.poll() is None
 
 
-async def test_a_job_does_not_notice_that_the_coordinator_is_away(end, daemon, script, until_gone):
+async def test_a_job_does_not_notice_that_the_coordinator_is_away(end, daemon, script):
     await end.run_script("job", script("import time; time.sleep(1.5)\n"))
     pids = await started(end, "job")
+    before = end.hellos[-1]
     await end.stop()
     await until_gone(pids)
     await end.start()
-    await end.until(lambda: len(end.hellos) == 2)
-    hello = end.hellos[1]
-    assert hello.boot_id == end.hellos[0].boot_id and hello.node_id == "n"
+    await end.until(lambda: end.hellos[-1] != before)
+    hello = end.hellos[-1]
+    assert hello.boot_id == before.boot_id and hello.node_id == "n"
     (job,) = hello.jobs
     assert job.ranks[0].state == common_pb2.RANK_STATE_EXITED and job.ranks[0].exit_code == 0 and job.error == ""

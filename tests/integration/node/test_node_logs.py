@@ -23,24 +23,25 @@ async def test_reading_an_ended_rank(end, daemon, script):
     await end.run_script("job", script(LINES.format(5000)))
     job = await end.exited("job")
     expected = Path(job.ranks[0].log_path).read_bytes()
-    data, last = await all_of(end, 1)
-    assert data == expected and last.offset == len(expected) and not last.error
-    data, _ = await all_of(end, 2, tail_lines=3)
-    assert data == b"line 4997\nline 4998\nline 4999\n"
-    data, _ = await all_of(end, 5, offset=100, tail_lines=3)
-    assert data == expected[100:], "a reader that goes on where it was"
-    data, _ = await all_of(end, 3, follow=True)
-    assert data == expected
+    for request, (options, data) in enumerate(
+        (
+            ({}, expected),
+            ({"tail_lines": 3}, b"line 4997\nline 4998\nline 4999\n"),
+            ({"offset": 100, "tail_lines": 3}, expected[100:]),  # a reader that goes on where it was
+            ({"follow": True}, expected),
+            ({"offset": 10_000, "max_bytes": len(expected) - 9_999}, expected[10_000:]),
+        ),
+        start=1,
+    ):
+        found, last = await all_of(end, request, **options)
+        assert found == data and last.eof and last.offset == len(expected) and not last.error, options
     data, last = await all_of(end, 6, max_bytes=10_000, follow=True)
     assert data == expected[:10_000] and last.more and not last.eof, "as much as there is room for"
-    data, last = await all_of(end, 7, offset=10_000, max_bytes=len(expected) - 9_999)
-    assert data == expected[10_000:] and last.eof
-    for request, (job_id, rank) in enumerate([("other", 0), ("job", 7), ("../job", 0)], 8):
+    for request, (job_id, rank) in enumerate([("other", 0), ("job", 7), ("../job", 0)], 7):
         data, last = await all_of(end, request, job_id, rank)
         assert data == b"" and last.eof and "has no log of rank" in last.error
-    await end.stop_job("job")
-    await end.stopped("job")
-    assert (await all_of(end, 4))[0] == expected, "logs outlive the job"
+    await end.end_job()
+    assert (await all_of(end, 10))[0] == expected, "logs outlive the job"
 
 
 async def test_following_from_before_the_start(end, daemon, script, tmp_path):
@@ -49,22 +50,23 @@ async def test_following_from_before_the_start(end, daemon, script, tmp_path):
     os.mkfifo(gate)
     text = f"import sys\nprint('first', flush=True)\nopen({str(gate)!r}).read()\nprint('last', file=sys.stderr)\n"
     await end.run_script("job", script(text))
-    await read(end, 1, follow=True)
-    await end.until(lambda: b"first\n" in end.logs.get(1, b""))
-    await read(end, 2, follow=True, tail_lines=1)
-    await read(end, 3, follow=True)
-    await end.until(lambda: b"first\n" in end.logs.get(3, b""))
-    await end.send(end_log=node_pb2.EndLog(request_id=3))
-    await all_of(end, 4, "job", 7)  # answered after that was heard
-    assert 1 not in end.log_ends
+    await read(end, 11, follow=True)
+    await end.until(lambda: b"first\n" in end.logs.get(11, b""))
+    await read(end, 12, follow=True, tail_lines=1)
+    await read(end, 13, follow=True)
+    await end.until(lambda: b"first\n" in end.logs.get(13, b""))
+    await end.send(end_log=node_pb2.EndLog(request_id=13))
+    await all_of(end, 14, "job", 7)  # answered after that was heard
+    assert 11 not in end.log_ends
     gate.write_text("")
-    await end.until(lambda: {1, 2} <= end.log_ends.keys())
-    assert end.logs[1] == end.logs[2] == b"first\nlast\n"
-    assert end.logs[3] == b"first\n" and 3 not in end.log_ends
+    await end.until(lambda: {11, 12} <= end.log_ends.keys())
+    assert end.logs[11] == end.logs[12] == b"first\nlast\n"
+    assert end.logs[13] == b"first\n" and 13 not in end.log_ends
 
 
 async def test_rotation(end, start_daemon, script):
-    daemon = await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
+    options = ("--log-max-bytes", "10000", "--log-files", "3")
+    daemon = await start_daemon(*options)
     await end.run_script("job", script(LINES.format(10000)))
     job = await end.exited("job")
     current = Path(job.ranks[0].log_path)
@@ -83,10 +85,9 @@ async def test_rotation(end, start_daemon, script):
         assert end.missing[request + 1] == 0, "as many as were wanted are there"
 
     await check(1)
-    await end.stop_job("job")
-    await end.stopped("job")
+    await end.end_job()
     daemon.stop()
-    await start_daemon("--log-max-bytes", "10000", "--log-files", "3")
+    await start_daemon(*options)
     await check(3)
 
 

@@ -1,22 +1,27 @@
-"""A program of a rank that goes on without whoever is lost, and with whoever joins. It speaks to the engine itself,
-not to the client library.
+"""Programs of ranks that speak to the engine themselves, not through the client library: without torch.
 
-It adds up member numbers, over and over, and prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``.
-With each sum all agree whether to go over to a planned generation. It ends well when there is a file ``stop`` in its
-folder, or when it is dismissed."""
+``PROGRAM`` goes on without whoever is lost, and with whoever joins. It adds up member numbers, over and over, and
+prints one line for each generation, ``generation 2 rank 1 of 2 sum 3``. With each sum all agree whether to go over to a
+planned generation. It ends well when there is a file ``stop`` in its folder, or when it is dismissed."""
 
-PROGRAM = """
+JOIN = """
 import os, sys, time, grpc
 import bagua.csrc
 from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 core = bagua.csrc.load()
-me = int(os.environ["RANK"])
+me, job = int(os.environ["RANK"]), os.environ["BAGUA_JOB_ID"]
 channel = grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"])
-service, job = RankServiceStub(channel), os.environ["BAGUA_JOB_ID"]
+service = RankServiceStub(channel)
 reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid(), wire_version=WIRE_VERSION), timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
+"""
+"""Begins each of them. ``me``: this rank."""
+
+PROGRAM = (
+    JOIN
+    + """
 segment = rank.alloc(4096)
 numbers = memoryview(segment).cast("f")
 common = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["SUM"], count=3)
@@ -57,3 +62,4 @@ except core.Dismissed:
 numbers.release()
 rank.close()
 """
+)
