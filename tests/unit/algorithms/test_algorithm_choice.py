@@ -16,7 +16,6 @@ def test_names_are_those_of_the_registry():
 
 @pytest.mark.parametrize("name", algorithm_choice.NAMES)
 def test_parameters_are_those_of_the_algorithm(name):
-    """But for optimizers, which no text can give."""
     parameters = inspect.signature(GlobalAlgorithmRegistry.get(name)).parameters.values()
     told = {one.name: one.annotation for one in parameters if one.kind is not one.VAR_KEYWORD}
     wanted = {

@@ -185,12 +185,13 @@ BAD = {
     "twice": ([member("a", b"x"), member("a", b"y")], ""),
     "long name": ([member("a" * 1001, b"x")], "more than 1000 bytes"),
     "deep name": ([member("a/" * 64 + "a", b"x")], "more than 64 folders"),
-    "folders": ([member(f"{one}/" + "a/" * 60 + "a", b"x") for one in range(200)], "10000 files and folders"),
+    "folders": ([member(f"{one}/" + "a/" * 60 + "a", b"x") for one in range(20)], "1000 files and folders"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_archive_leaves_nothing(tmp_path, kind):
+def test_a_bad_archive_leaves_nothing(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(code, "MAX_FILES", 1000)
     members, words = BAD[kind]
     inside = tmp_path / "inside"
     inside.mkdir()

@@ -50,7 +50,6 @@ def test_an_address_that_moves():
 
 
 def test_faults_of_a_connection():
-    """Of this very process: what is done to the copy happens to the connection."""
     me, before = os.getpid(), set(sockets.connections(os.getpid(), but=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())

@@ -43,7 +43,6 @@ def test_interrupt_does_not_wait_for_ever():
 
 
 def test_output_that_is_gone_is_told_where_it_is_missing():
-    """In the middle of a line: it ends there."""
     terminal = Recorder()
     logs = (
         common_pb2.LogChunk(data=b"early\ncut "),

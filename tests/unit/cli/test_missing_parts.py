@@ -23,9 +23,10 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize(("platform", "name"), [("darwin", "macOS"), ("win32", "Windows")])
-@pytest.mark.parametrize("command", ["run train.py", "daemon"])
-def test_other_systems_are_refused_in_words(platform: str, name: str, command: str) -> None:
+@pytest.mark.parametrize(
+    ("platform", "name", "command"), [("darwin", "macOS", "run train.py"), ("win32", "Windows", "daemon")]
+)
+def test_other_systems_are_refused_in_words(platform, name, command):
     start = f"sys.argv = ['bagua', *{command.split()!r}]\nrunpy.run_module('bagua.cli.main', run_name='__main__')"
     done = run("-P", "-c", ELSEWHERE.format(platform=platform, rest=start))
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
@@ -33,8 +34,7 @@ def test_other_systems_are_refused_in_words(platform: str, name: str, command: s
     assert ("WSL" in done.stderr) == (platform == "win32")
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_the_library_refuses_them_before_anything_else(platform):
+def test_the_library_refuses_them_before_anything_else():
     rest = "try:\n    import bagua.torch_api\nexcept ImportError as error:\n    print(error, 'torch' in sys.modules)"
-    done = run("-P", "-c", ELSEWHERE.format(platform=platform, rest=rest))
+    done = run("-P", "-c", ELSEWHERE.format(platform="darwin", rest=rest))
     assert done.stdout.startswith("Bagua runs on Linux, and this is ") and done.stdout.endswith(" False\n"), done

@@ -160,7 +160,6 @@ def test_daemons_that_were_started_again_are_no_broken_links():
 
 
 def test_a_daemon_that_is_killed_in_each_step_leaves():
-    """The others make no step as long as it stays."""
     c = Cluster("ab")
     for number in range(OPTIONS.max_stalls):
         restart(c, "b")
@@ -199,7 +198,6 @@ def test_it_is_waited_for_all_to_speak():
 
 
 def test_a_link_that_drops_while_steps_are_made_harms_nobody():
-    """Each 50 s, for hours: one step between two of them is enough."""
     c = Cluster("ab")
     for number in range(200):
         c.now += 50

@@ -213,7 +213,6 @@ def test_a_restarted_coordinator_gives_every_node_a_lease():
 
 
 def test_ranks_that_are_not_started_in_time_fail_the_job():
-    """Also if a node that counts as connected never says a word."""
     record = says(placed(), "a", ranks=ran(0, 1))
     assert decide(record, AB, 699.0, OPTIONS) == Decision(wake_at=700.0)
     record = step(record, 700.0)

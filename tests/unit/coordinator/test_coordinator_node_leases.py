@@ -76,7 +76,6 @@ def test_where_others_live_time_counts_from_the_last_beat(leases, clock):
 
 
 def test_time_in_which_no_other_one_reaches_the_database_counts_for_nobody(leases, clock):
-    """They say for how long; a gap between two answers counts."""
     beat(leases, OTHER)
     clock.now += 10.0
     leases.heard_others(clock.now, {"two": 4.0})

@@ -15,17 +15,6 @@ from rig.docs import pages
 TESTS = Path(__file__).resolve().parents[2]
 
 
-def test_every_section_is_a_program():
-    """It is imported, and its command line is read: without a file for the result it ends with exit code 2."""
-    code = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r}); sys.argv[1:] = ['--seconds', '5']\n"
-    for section in SECTIONS:
-        code += f"try: runpy.run_module('gpu.{section.name}', run_name='__main__')\n"
-        code += f"except SystemExit as end: print('{section.name}', end.code)\n"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.stdout.splitlines() == [f"{section.name} 2" for section in SECTIONS], done.stderr
-    assert done.stderr.count("arguments are required: --result") == len(SECTIONS)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("name", [section.name for section in SECTIONS if section.name != "sanitizer"])

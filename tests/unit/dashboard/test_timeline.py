@@ -1,5 +1,7 @@
 """Traces as values: parts become one, clocks are applied, and the document is one that Perfetto takes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,12 +67,9 @@ def test_any_engine_gives_threads_that_nest(operations, steps, messages):
 
 def test_a_straggler_is_told_from_the_wire():
     """Rank 2 computes 20 ms longer, and each exchange takes 10 ms beyond that."""
-    shares = [
-        StepShare(0, "a", compute=70, ranks=20, exposed=10, exchange=3, exchanges=7),
-        StepShare(1, "a", compute=70, ranks=20, exposed=10, exchange=3, exchanges=7),
-        StepShare(2, "b", compute=90, ranks=0, exposed=10, exchange=3, exchanges=7),
-        StepShare(3, "b", compute=70, ranks=20, exposed=10, exchange=3, exchanges=7),
-    ]
+    normal = StepShare(0, "a", compute=70, ranks=20, exposed=10, exchange=3, exchanges=7)
+    slow = replace(normal, rank=2, node="b", compute=90, ranks=0)
+    shares = [normal, replace(normal, rank=1), slow, replace(normal, rank=3, node="b")]
     assert step_words(shares) == (
         "75 % computation, 10 % waiting for the other host's bytes (exchange 3 of 7), 15 % waiting for rank 2"
     )

@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import bagua
 
@@ -56,19 +56,9 @@ def test_package_list_equals_the_folders():
     assert set(pyproject()["tool"]["setuptools"]["packages"]) == packages_in_folders()
 
 
-def test_requirements_of_programs_for_the_original_keep_this_bagua(tmp_path):
+def test_requirements_of_programs_for_the_original_keep_this_bagua():
     """Its examples ask for 0.6 to 0.8. A package index has 0.9.2, which pip would put over ours if that were older."""
-    record = "bagua-0.9.2.dist-info/METADATA", "bagua-0.9.2.dist-info/WHEEL", "bagua-0.9.2.dist-info/RECORD"
-    with zipfile.ZipFile(tmp_path / "bagua-0.9.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(record[0], "Metadata-Version: 2.1\nName: bagua\nVersion: 0.9.2\n")
-        wheel.writestr(record[1], "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(record[2], "".join(f"{name},,\n" for name in record))
-    command = [sys.executable, "-P", "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--upgrade"]
-    wanted = ["bagua", "bagua>=0.6", "bagua>=0.8,!=0.9.0"]
-    done = subprocess.run(
-        [*command, "--find-links", tmp_path, *wanted], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "already satisfied" in done.stdout and "Would install" not in done.stdout
+    assert Version(bagua.__version__) > Version("0.9.2")
 
 
 def test_manifests_name_the_image_that_is_built_here():
@@ -112,8 +102,6 @@ def test_rank_side_needs_torch_grpc_and_protobuf_alone():
     assert not imported_by(f"import {', '.join(RANK_SIDE)}") & SERVICE_LIBRARIES
 
 
-@pytest.mark.parametrize(
-    "module", ["bagua.cli.app", "bagua.client", "bagua.daemon.node.__main__", "bagua.daemon.coordinator.__main__"]
-)
-def test_service_side_does_not_import_torch(module):
-    assert "torch" not in imported_by(f"import {module}")
+def test_service_side_does_not_import_torch():
+    modules = "bagua.cli.app, bagua.client, bagua.daemon.node.__main__, bagua.daemon.coordinator.__main__"
+    assert "torch" not in imported_by(f"import {modules}")

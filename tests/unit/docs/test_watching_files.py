@@ -110,6 +110,5 @@ def test_promtool_takes_all_expressions(tmp_path):
 
 
 def test_each_alert_fires_and_none_does_without_need():
-    """By the commands of the page."""
     for command in pages.run_by("test_each_alert_fires_and_none_does_without_need", "docs/observability.md"):
         assert "SUCCESS" in promtool(*command.split()[1:], cwd=ROOT)

@@ -1,15 +1,19 @@
-"""The life of a job on a node, without processes."""
+"""The life of a job on a node, without processes; elastic ones with losses, newcomers and planned changes."""
 
+import math
 import signal
 from dataclasses import replace
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagua.base.end_reasons import SPENT
 from bagua.daemon.node.rules import events as ev
+from bagua.daemon.node.rules import membership, transitions
 from bagua.daemon.node.rules import state as s
-from bagua.daemon.node.rules import transitions
 from bagua.daemon.node.rules.state import Phase, RankPhase
+from bagua.proto import common_pb2
 
 READY = ev.EngineReady("")
 TAIL = "ValueError: x"
@@ -118,7 +122,6 @@ def test_ranks_that_end_after_a_failure_are_marked():
 
 
 def test_a_rank_that_tells_why_it_fails_is_the_cause():
-    """The others fail by its word, and may end before its own process does."""
     job, told = drive(running(), ev.RankTold(2, "ValueError: 3", 0.0), ev.EngineFailed("rank 2 has failed"), now=1.0)
     assert told == [ev.Abort("rank 2 (pid 72) has failed: ValueError: 3")] and job.error == ""
     assert job.phase is Phase.FAILING and job.deadline == 1.0 + transitions.TOLD_S
@@ -190,3 +193,287 @@ def _comes_to_an_end(job, now):
         job, _ = transitions.step(job, ev.TimerFired(), now)
     job, _ = transitions.step(job, ev.EngineClosed(), now)
     assert job.phase is Phase.STOPPED
+
+
+# ---- elastic jobs
+
+
+def elastic(*, started=True):
+    events = [READY, ev.RankStarted(2, 72), ev.RankStarted(3, 73)]
+    job = s.new_job("b", (2, 3), adopt=False, grace_s=7.0, elastic=True)
+    return drive(job, *(events if started else []))[0]
+
+
+def reports(job, *events, now=0.0):
+    """How many of the events are worth a word to the coordinator."""
+    found = 0
+    for event in events:
+        job, told = transitions.step(job, event, now)
+        found += any(isinstance(instruction, ev.Report) for instruction in told)
+    return found
+
+
+def test_a_killed_rank_of_an_elastic_job_is_no_failure():
+    job, told = drive(elastic(), ev.RankLost(2, "hang-up", 0.0), exited(2, -9, 9))
+    assert not told and job.phase is Phase.RUNNING and not job.error and not job.failure
+    assert [rank.signal for rank in job.ranks] == [9, 0] and not job.ranks[0].follows
+    job, told = drive(elastic(), exited(2, 1))
+    assert told == [ev.Abort("rank 2 (pid 72) on node b exited with code 1")], "an exception ends the job"
+    job, told = drive(elastic(), ev.RankLost(2, "", 0.0), ev.EngineFailed("shapes differ"))
+    assert told == [ev.Abort("shapes differ")] and job.error == "shapes differ"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_kill_below_a_rank_is_a_loss(told):
+    """A worker of its DataLoader, as it tells; or its program below a shell, as the exit code says."""
+    events = [ev.RankTold(2, "a worker was killed", 0.0, lost=True), exited(2, 1)] if told else [exited(2, 137)]
+    job, instructions = drive(elastic(), *events)
+    assert not instructions and job.phase is Phase.RUNNING and not job.failure
+    assert (job.ranks[0].exit_code, job.ranks[0].signal) == (-9, 9)
+    assert job.ranks[0].reason == ("a worker was killed" if told else "")
+
+
+def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
+    _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
+    assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
+    _, told = drive(elastic(), ev.StopRequested("the job goes on without this node", 5.0, others_go_on=True))
+    assert told[0] == ev.Withdraw("the job goes on without this node")
+    _, told = drive(elastic(), ev.StopRequested("cancelled", 5.0))
+    assert told == [ev.Abort("cancelled"), ev.SignalRanks((72, 73), signal.SIGTERM)], "it ends everywhere"
+
+
+def test_a_suspended_engine_is_told_at_once_and_once():
+    lost = ev.Suspended(1, 4, "host 4 hung up")
+    assert reports(elastic(), lost, lost, ev.Suspended(1, -1, "rank 2 is gone"), ev.Suspended(1, 0, "too")) == 2
+    job = drive(elastic(), lost, ev.Suspended(1, 0, "too"))[0]
+    assert (job.suspended, job.lost_hosts, job.phase) == ("host 4 hung up", (0, 4), Phase.RUNNING)
+    assert drive(elastic(), ev.Suspended(0, 4, "of an older generation"))[0] == elastic()
+    early = drive(job, ev.Suspended(2, 1, "of the next one", "c"))[0]
+    assert (early.entered, early.suspended, early.lost_nodes) == (2, "of the next one", ("c",))
+    mute = drive(elastic(), ev.Suspended(1, 4, "x", "e", ("e", "b"), 17))[0]
+    assert (mute.accused, mute.passes) == (("b", "e"), 17)
+    mute = drive(mute, ev.Regrouped(2, (0, 1), (2, 3), ("a:1", "b:2")))[0]
+    assert (mute.accused, mute.passes) == ((), 17)
+
+
+def test_the_next_generation_renumbers_who_stays():
+    job = drive(elastic(), ev.Suspended(1, 4, "x"), ev.RankLost(2, "", 0.0), exited(2, -9, 9))[0]
+    begin = ev.Regrouped(2, (1,), (3,), ("a:1", "b:2"))
+    assert reports(job, begin, begin) == 1
+    job, told = drive(job, begin)
+    assert told == [ev.RegroupEngine()] and (job.suspended, job.lost_hosts, job.generation) == ("", (), 2)
+    assert [(rank.rank, rank.member, rank.pid) for rank in job.ranks] == [(1, 3, 73)]
+    assert [(rank.member, rank.phase) for rank in job.gone] == [(2, RankPhase.EXITED)] and job.peers == ("a:1", "b:2")
+    assert drive(job, ev.Regrouped(2, (0,), (3,), ()), ev.PeersKnown(("a:1", "b:2"))) == (job, [])
+    job, told = drive(job, exited(3, -9, 9))
+    assert not told and job.ranks[0].signal == 9, "events name members"
+
+
+def test_who_is_out_and_alive_is_ended():
+    job, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()))
+    assert told == [ev.SignalRanks((73,), signal.SIGKILL), ev.RegroupEngine()]
+    job, told = drive(job, exited(3, -9, 9))
+    assert not told and not job.error and job.gone[0].phase is RankPhase.EXITED
+    job, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()), exited(3, 1))
+    assert ev.Abort not in map(type, told), "how it ends is of no interest any more"
+    _, told = drive(elastic(), ev.Regrouped(2, (0,), (2,), ()), ev.StopRequested("cancelled", 1.0))
+    assert ev.SignalRanks((72, 73), signal.SIGTERM) in told, "nor is it forgotten"
+
+
+def test_a_rank_that_lost_its_engine_may_end_by_itself():
+    job, told = drive(elastic(), ev.RankLost(2, "hang-up", 0.0), now=10.0)
+    assert not told and job.deadline == 10.0 + membership.LOST_S
+    assert reports(elastic(), ev.RankLost(2, "hang-up", 0.0)) == 1
+    after, told = drive(job, ev.TimerFired(), now=job.deadline)
+    assert told == [ev.SignalRanks((72,), signal.SIGKILL)] and after.deadline is None
+    assert "5 s after the others had lost it" in membership.ended_here(after, 2)
+    after, told = drive(job, exited(2), ev.TimerFired(), now=job.deadline)
+    assert not told and after.deadline is None
+    assert drive(elastic(), ev.RankLeft(2, 0.0))[0].ranks[0].left and reports(elastic(), ev.RankLeft(2, 0.0)) == 1
+    job = s.new_job("b", (2, 3), adopt=False, grace_s=7.0)
+    job = drive(job, READY, ev.RankStarted(2, 72), ev.RankStarted(3, 73))[0]
+    assert reports(job, ev.RankLeft(2, 0.0), ev.RankLost(2, "", 0.0)) == 0, "without elastic nothing is told"
+
+
+# ---- newcomers and planned changes
+
+
+def plan(generation, members, *, joining=(), planned=True, hold=False):
+    return ev.Regrouped(generation, tuple(range(len(members))), tuple(members), (), tuple(joining), planned, hold)
+
+
+def with_newcomer():
+    """Members 2 and 3 go on, 7 prepares to join, all on this node."""
+    return drive(elastic(), plan(1, (2, 3), joining=(7,)), ev.RankStarted(7, 77))[0]
+
+
+def alone():
+    """Members 7 and 8 prepare to join a job that goes on elsewhere."""
+    job = s.new_job("c", (), joining=(7, 8), adopt=False, grace_s=7.0, elastic=True, generation=4)
+    return drive(job, READY, ev.RankStarted(7, 77), ev.RankStarted(8, 78))[0]
+
+
+def numbers(group):
+    return [rank.member for rank in group]
+
+
+def test_newcomers_are_started_once():
+    asked = plan(1, (2, 3), joining=(7,), planned=False)
+    job, told = drive(elastic(), asked, asked)
+    assert told == [ev.StartNewcomers((7,))] and numbers(job.lobby) == [7] and numbers(job.ranks) == [2, 3]
+    job, told = drive(job, ev.RankStarted(7, 77), exited(7, 1), asked)
+    assert not told and job.phase is Phase.RUNNING and not job.error and job.lobby[0].exit_code == 1
+    job, told = drive(job, plan(1, (2, 3), joining=()))
+    assert not told and not job.lobby and numbers(job.gone) == [7]
+    job, told = drive(job, asked)
+    assert not told and job.lobby[0].exit_code == 1 and not job.gone, "one that has ended stays so"
+
+
+def test_a_planned_generation_is_told_at_once_and_entered_later():
+    job = drive(with_newcomer(), ev.ReadyToJoin(7))[0]
+    assert job.lobby[0].ready and not drive(job, ev.ReadyToJoin(2))[0].ranks[0].ready
+    assert reports(with_newcomer(), ev.ReadyToJoin(7), ev.ReadyToJoin(7)) == 1
+    job, told = drive(job, plan(2, (2, 3, 7)))
+    assert told == [ev.RegroupEngine()] and (job.generation, job.entered) == (2, 1)
+    assert numbers(job.ranks) == [2, 3, 7] and job.ranks[2].newcomer and not job.lobby
+    assert reports(job, ev.Entered(2, (0, 2, 3, 7)), ev.Entered(2, (0, 2, 3, 7))) == 1
+    job, told = drive(job, ev.Entered(2, (0, 2, 3, 7)))
+    assert not told and job.entered == 2 and not any(rank.outside or rank.ready for rank in job.ranks)
+    failed, told = drive(job, exited(7, 1))
+    assert not told and failed.phase is Phase.RUNNING, "it may still find that it can't join"
+    job, told = drive(job, ev.TakesNewcomers(7), exited(7, 1))
+    assert ev.Abort in map(type, told), "from now on it is one of them"
+
+
+@pytest.mark.parametrize("entered_first", [True, False])
+def test_a_newcomer_that_has_entered_can_not_go_back(entered_first):
+    """Newcomers are the first to enter a planned generation; a loss elsewhere takes it back."""
+    job = drive(alone(), ev.ReadyToJoin(7), ev.ReadyToJoin(8), plan(5, (7, 8)))[0]
+    back, into = plan(6, (), joining=(7, 8), planned=False), ev.Entered(5, (1, 7, 8))
+    job, told = drive(job, *((into, back) if entered_first else (back, into)))
+    assert ev.SignalRanks((77, 78), signal.SIGKILL) in told and numbers(job.lobby) == [7, 8]
+    assert membership.ended_here(job, 7) == SPENT
+    job, told = drive(job, exited(7, -9, 9), exited(8, -9, 9))
+    assert not told and job.phase is Phase.RUNNING and all(rank.phase is RankPhase.EXITED for rank in job.lobby)
+
+
+def test_who_is_dismissed_ends_by_itself():
+    job, told = drive(elastic(), plan(2, (2,)))
+    assert told == [ev.RegroupEngine()] and numbers(job.leaving) == [3] and job.deadline is None
+    job, told = drive(job, ev.Entered(2, (0, 2)), now=10.0)
+    assert not told and job.deadline == 10.0 + membership.LEAVE_S
+    well, told = drive(job, ev.RankLeft(3, 0.0), exited(3, 0))
+    assert not told and well.phase is Phase.RUNNING and well.leaving[0].phase is RankPhase.EXITED
+    late, told = drive(job, ev.TimerFired(), now=10.0 + membership.LEAVE_S)
+    assert told == [ev.SignalRanks((73,), signal.SIGKILL)] and late.deadline is None
+    assert "60 s after a planned change had dismissed it, so its daemon" in membership.ended_here(late, 3)
+    assert membership.ended_here(job, 3) == membership.ended_here(late, 2) == "", "nobody here has killed these"
+    late, told = drive(late, exited(3, -9, 9))
+    assert not told and late.phase is Phase.RUNNING and not late.error
+
+
+MEMBERS = st.sampled_from([2, 3, 7, 8, 9])
+GROUP = st.lists(st.sampled_from([7, 8, 9]), unique=True, max_size=2)
+STAY = st.lists(st.sampled_from([2, 3, 7, 8]), unique=True)
+ELASTIC_EVENTS = st.one_of(
+    st.just(READY),
+    st.builds(lambda member: ev.RankStarted(member, 70 + member), MEMBERS),
+    st.builds(ev.SpawnFailed, MEMBERS, st.just("spawn")),
+    st.builds(ev.RankConnected, MEMBERS),
+    st.builds(ev.RankLeft, MEMBERS, st.just(1.0)),
+    st.builds(ev.RankLost, MEMBERS, st.just("lost"), st.just(1.0)),
+    st.builds(ev.RankTold, MEMBERS, st.just("told"), st.just(1.0), st.booleans()),
+    st.builds(lambda member, end: exited(member, *end), MEMBERS, st.sampled_from([(0, 0), (1, 0), (-9, 9)])),
+    st.builds(ev.EngineFailed, st.just("engine")),
+    st.builds(ev.Suspended, st.integers(1, 5), st.integers(-1, 2), st.just("gone"), st.just("n")),
+    st.tuples(st.integers(1, 6), STAY, GROUP, st.booleans()),
+    st.builds(ev.Entered, st.integers(1, 6), st.lists(MEMBERS, unique=True).map(tuple)),
+    st.builds(ev.ReadyToJoin, MEMBERS),
+    st.builds(ev.TakesNewcomers, MEMBERS),
+    st.builds(ev.StopRequested, st.just("stop"), st.floats(0, 10)),
+    st.just(ev.TimerFired()),
+    st.just(ev.EngineClosed()),
+)
+
+
+def word(job, number, members, joining, planned):
+    """A word of the coordinator, as ``Job.follow`` lets it through: members of the generation are known here."""
+    known = set(numbers(job.present))
+    staying = [member for member in members if member in known]
+    return plan(number, staying, joining=[member for member in joining if member not in staying], planned=planned)
+
+
+MAY_CHANGE = ("rank", "lost", "connected", "newcomer", "outside", "ready", "ends_by")
+
+
+@settings(deadline=None)
+@given(st.booleans(), st.lists(st.tuples(ELASTIC_EVENTS, st.floats(0, 5)), max_size=40))
+def test_whatever_happens_to_an_elastic_job(beside, steps):
+    """Nobody is forgotten nor in two groups, an end is final, generations go forward, each newcomer is started once,
+    and whoever may not stay has been told, or has a time."""
+    job, now, started = elastic() if beside else alone(), 0.0, []
+    for event, passed in steps:
+        now += passed
+        if isinstance(event, tuple):
+            event = word(job, *event)
+        before = job
+        job, told = transitions.step(job, event, now)
+        started += [member for one in told if isinstance(one, ev.StartNewcomers) for member in one.members]
+        everybody = numbers(job.everybody)
+        assert len(set(everybody)) == len(everybody) and set(everybody) >= set(numbers(before.everybody))
+        assert job.generation >= before.generation and job.entered >= before.entered
+        for old in before.everybody:
+            if old.phase is RankPhase.EXITED:
+                kept = {name: getattr(old, name) for name in MAY_CHANGE}
+                assert replace(job.find(old.member), **kept) == old
+        if before.visible != job.visible:
+            assert isinstance(told[-1], ev.Report)
+        if job.phase is Phase.RUNNING:
+            assert all(_told(rank, told, before) for rank in job.gone)
+            for rank in job.alive:
+                if rank.ends_by is not None and rank.ends_by < math.inf:
+                    assert job.deadline is not None and job.deadline <= rank.ends_by
+    assert len(set(started)) == len(started)
+    job, _ = transitions.step(job, ev.StopRequested("stop", 1.0), now)
+    for _ in range(3):
+        now += 60.0
+        job, _ = transitions.step(job, ev.TimerFired(), now)
+    assert transitions.step(job, ev.EngineClosed(), now)[0].phase is Phase.STOPPED
+
+
+def _told(rank, told, before):
+    """True if nothing of a rank that is out is left, or it has been killed, now or before."""
+    if rank.phase is not RankPhase.RUNNING or rank.member in numbers(before.gone):
+        return True
+    return any(isinstance(one, ev.SignalRanks) and rank.pid in one.pids for one in told)
+
+
+def _ended(**fields):
+    return common_pb2.RankStatus(state=common_pb2.RANK_STATE_EXITED, **fields)
+
+
+def test_a_daemon_that_was_started_again_finds_its_ranks():
+    """One runs, one ended before and the journal knows how, one is nowhere: it was killed with the node."""
+    fresh = s.new_job("b", (0, 1, 2), (2, 3, 5), adopt=False, grace_s=7.0, elastic=True, generation=4)
+    before = {3: _ended(pid=73, exit_code=-9, signal=9, error_tail="x")}
+    beside = s.Beside(fresh=[2], lobby=[9, 10], leaving=[1], takes_newcomers=True)
+    before[10] = _ended(pid=80, exit_code=1, error_tail="ValueError")
+    job = s.resumed(fresh, {2: 72, 9: 99, 1: 71}, before, beside, leave_by=60.0)
+    assert [(rank.rank, rank.member, rank.pid, rank.signal) for rank in job.ranks] == [
+        (0, 2, 72, 0),
+        (1, 3, 73, 9),
+        (2, 5, 0, 9),
+    ]
+    assert job.ranks[0].newcomer and job.takes_newcomers and (job.generation, job.entered) == (4, 4)
+    job, told = drive(job, ev.EngineReady("h:1"))
+    assert told == [ev.SpawnRanks()] and job.phase is Phase.RUNNING, "and nobody waits to be started"
+    assert "was killed and started again" in job.suspended
+    again = s.resumed(fresh, {2: 72, 1: 71}, before, beside, leave_by=60.0, replaced=True)
+    assert "was replaced by the one that is installed now" in again.suspended, "an upgrade, or a reload"
+    assert [rank.pid for rank in job.alive] == [72, 71]
+    assert [(rank.member, rank.exit_code, rank.newcomer) for rank in job.lobby] == [(9, -9, True), (10, 1, True)]
+    assert job.lobby[0].error_tail.startswith("Its daemon was started again")
+    assert job.lobby[1].error_tail == "ValueError"
+    assert job.deadline == 60.0, "who was dismissed has so long to end"
+    job, told = drive(job, ev.Regrouped(5, (0,), (2,), ("h:1", "i:2")), ev.Entered(5, (2, 8)))
+    assert told == [ev.RegroupEngine()] and not job.suspended and job.entered == 5

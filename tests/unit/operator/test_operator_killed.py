@@ -193,7 +193,6 @@ def test_a_kill_after_any_write(whole):
 
 
 def test_a_kill_after_each_write(whole):
-    """No operator lives to do a second thing."""
     world = World(frozenset(range(1, 10 * whole.writes)))
     world.live()
     assert outcome(world) == outcome(whole) and world.story == whole.story

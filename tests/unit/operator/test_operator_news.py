@@ -36,7 +36,6 @@ def test_pods_that_somebody_else_ends_are_lost():
 
 
 def test_a_pod_that_ends_before_it_is_seen_alive_is_told_once():
-    """By the event about its loss; the condition has the same words."""
     journal = Journal()
     journal.did(facts.Create({"kind": "Pod", "metadata": {"name": "j-0"}}))
     trouble = journal.looked(seen(Pod("j-0", 0, "Failed", end="StartError (exit code 128)")))

@@ -231,7 +231,6 @@ def test_restart_policies(policy, code, failures, phase, reason):
 @pytest.mark.parametrize("state", ["starting", "running", "waiting", "stopping"])
 @pytest.mark.parametrize("lost", ["deleted", "failed", "its daemon alone"])
 def test_the_coordinator_is_told_whose_pod_is_gone(elastic, state, lost):
-    """Whatever else is done about the job."""
     for policy in ({}, {"suspend": True}, {"suspend": True, "suspendMode": "Pause"}, {"activeDeadlineSeconds": 1}):
         if elastic is None and policy.get("suspendMode"):
             continue
@@ -371,7 +370,6 @@ def test_names_that_objects_of_a_job_can_not_have_are_refused(name):
 
 
 def test_a_change_that_can_not_be_used_stops_no_job():
-    """It runs as it was, and is looked after."""
     runs = with_pods(seen(elastic=None, state={"phase": "Running"}), 0, 1, task=task(0, 1))
     lost = replace(runs, pods=runs.pods[:1], nodes={**runs.nodes, "j-1": NodeState(False)})
     bad = {**runs.body["spec"], "run": {}}

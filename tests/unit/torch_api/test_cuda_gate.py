@@ -89,7 +89,6 @@ def test_nothing_is_handed_over_before_all_have_begun(rig):
 
 
 def test_operations_of_a_communicator_keep_their_order(rig):
-    """However their barriers are seen; those of others do not wait for them."""
     for name, comm in (("a", 1), ("b", 1), ("c", 2)):
         rig.submit(name, comm)
     rig.host.over.update({2, 3})
@@ -101,7 +100,6 @@ def test_operations_of_a_communicator_keep_their_order(rig):
 
 
 def test_the_one_who_waits_gets_the_error(rig):
-    """Of the device, and of the barrier."""
 
     def refused():
         raise CommunicationError("this stream is being captured")

@@ -233,7 +233,6 @@ EARLY = {"late": frozenset[int](), "early": frozenset(range(MEMBERS)), "early on
     ("members", "faults"), [(2, 1), *(pytest.param(*more, marks=pytest.mark.full) for more in ((3, 1), (2, 2)))]
 )
 def test_survivors_commit_the_same_results_in_every_order_of_events(members, faults, early):
-    """Each unit once, of the same generation, and nobody waits for ever."""
     search(members, faults, EARLY[early])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.job.progress import figures
-from bagua.torch_api.job.statistics import StatisticsRecorder, StepTimes, union_length
+from bagua.torch_api.job.statistics import RecentSteps, StatisticsRecorder, StepTimes, union_length
 from bagua.torch_api.step.parameters import (
     canonical,
     check_descriptions,
@@ -97,12 +97,8 @@ def differing(change):
     made = model()
     if change == "shape":
         made[2] = nn.Linear(4, 3)
-    if change == "more":
-        made.append(nn.Linear(1, 1))
     if change == "strides":
         made[0].weight = nn.Parameter(torch.zeros(3, 4).t())
-    if change == "buffer":
-        made[1].running_mean = torch.zeros(5)
     if change == "error":
         return canonical({"error": "it broke"})
     return description(made, bucket=1 if change == "settings" else 0)
@@ -112,9 +108,7 @@ def differing(change):
     ("change", "words"),
     [
         ("shape", ["2.weight float32 [2, 4]", "2.weight float32 [3, 4]", "rank 0", "rank 2"]),
-        ("more", ["number 7", "3.weight float32 [1, 1]"]),
         ("strides", ["strides [3, 1]", "strides [1, 4]"]),
-        ("buffer", ["1.running_mean float32 [4]", "1.running_mean float32 [5]"]),
         ("settings", ["settings differ", "{'bucket': 1}"]),
         ("error", ["rank 2: it broke"]),
     ],
@@ -184,3 +178,25 @@ def test_time_of_steps_divides():
     found = recorder.summary(COUNTERS)
     assert (found.steps, found.compute_seconds, found.exposed_seconds, found.hidden_seconds) == (2, 9.0, 3.0, 2.0)
     assert (found.comm_seconds, found.hidden_share) == (5.0, 1 - 3 / 5)
+
+
+MS = 1_000_000
+
+
+def test_what_a_recent_step_waited_for():
+    """It waits from 16 to 26 ms: 3 ms for ranks of its host, then for exchange 1 until 20, and exchange 2 until 26."""
+    recorder = StatisticsRecorder()
+    assert recorder.recent.shares() is None
+    recorder.begin_step(6 * MS)
+    recorder.add_step([(0, 19 * MS, 20 * MS), (0, 15 * MS, 15 * MS), (0, 20 * MS, 26 * MS)], 16 * MS, 26 * MS)
+    found = recorder.recent.shares()
+    assert (found.compute_ms, found.ranks_ms, found.exposed_ms, found.hidden_ms) == (10, 3, 7, 0)
+    assert (found.exchange, found.exchanges) == (3, 3)
+
+
+def test_another_number_of_exchanges_begins_anew():
+    recent = RecentSteps()
+    recent.add([(0, 0, 9 * MS), (0, 0, 10 * MS)], 0, 10 * MS, (MS, 10 * MS, 0))
+    recent.add([(0, 0, MS), (0, 0, 2 * MS), (0, 0, 9 * MS)], 0, 9 * MS, (MS, 9 * MS, 0))
+    found = recent.shares()
+    assert found is not None and (found.exchange, found.exchanges) == (3, 3)

@@ -77,7 +77,6 @@ def test_all_algorithms_of_the_registry_are_there():
     ],
 )
 def test_bytes(text, hosts, sent):
-    """Those that algorithms/README.md has."""
     network = parse_network("1gbit")
     assert predict(PROFILE, Cluster(network, hosts), exchange_of(text)).sent_bytes == pytest.approx(sent, rel=1e-6)
 

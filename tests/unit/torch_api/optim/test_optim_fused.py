@@ -162,7 +162,6 @@ def test_autograd_notices_a_step_between_forward_and_backward():
 
 
 def test_hooks_see_the_optimizer_as_it_is():
-    """Also tells when torch's private table of hooks moves."""
     seen = []
 
     def look(when):

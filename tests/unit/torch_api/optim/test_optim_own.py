@@ -32,12 +32,6 @@ class Counted(torch.optim.Optimizer):
                 parameter.data = parameter.data - group["lr"] / state["number"] * state["average"]
 
 
-class Trusted(torch.optim.SGD):
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-
-
 class PerParameter(Counted):
     """Updates each parameter by itself."""
 
@@ -73,12 +67,6 @@ def test_an_optimizer_of_ones_own_with_numbers_and_new_tensors():
     train(plain, fused, 7)
     assert fused._bagua_fused_optimizer.count == 17
     assert [group["calls"] for group in fused.param_groups] == [7, 7]
-
-
-def test_a_subclass_of_torchs_optimizer():
-    plain, fused = pair(lambda groups: Trusted(groups, lr=0.1, momentum=0.9))
-    train(plain, fused, 5)
-    assert fused._bagua_fused_optimizer.count == 17
 
 
 @pytest.mark.parametrize("of", [ByNorm, ByShape])

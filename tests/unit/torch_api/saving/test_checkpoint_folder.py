@@ -69,7 +69,6 @@ def test_a_manifest_that_was_changed_is_refused(where):
 
 
 def test_what_a_killed_run_has_left(tmp_path):
-    """Unfinished ones go; one that was about to be replaced comes back."""
     assert not on_disk.prepare(tmp_path / "new" / "folder")
     at = write(tmp_path, 3)
     (tmp_path / f"{on_disk.WRITING}run-1-4").mkdir()
