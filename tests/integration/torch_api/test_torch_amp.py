@@ -48,7 +48,6 @@ def rank_scales():
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_all_ranks_skip_the_same_step(pools, device):
-    """Whichever rank had the infinite gradient."""
     first, *others = pools([0, 1], [2], environment=placing.environment(device, "staged")).run(rank_scales)
     before = first[0]["weights"]
     for number, mine in enumerate(first):

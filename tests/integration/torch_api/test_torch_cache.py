@@ -126,7 +126,6 @@ def test_writers_that_are_killed(ranks, tmp_path, monkeypatch):
 
 
 def test_a_redis_server_that_ends_at_once(tmp_path, monkeypatch):
-    """Nobody waits for it, and its last words are told."""
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\necho 'FATAL: a bad directive'\nexit 1\n")
     program.chmod(0o755)

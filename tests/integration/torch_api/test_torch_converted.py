@@ -1,5 +1,5 @@
 """Scripts for torch's DistributedDataParallel (scripts_for_ddp/) end in the same weights after ``bagua convert``
-as before it, over Gloo."""
+as before it, over Gloo. Collectives and hooks over backend "bagua" are in integration/c10d."""
 
 import os
 import warnings
@@ -12,8 +12,6 @@ from rig.ports import free_port
 from bagua.convert import convert
 
 FOLDER = Path(__file__).with_name("scripts_for_ddp")
-OURS = {"nanogpt", "torchvision", "aliases"}
-"""Those that get our DistributedDataParallel. The others keep torch's, or have none."""
 
 
 def rank_run(name, texts):
@@ -33,7 +31,7 @@ def test_a_converted_script_ends_in_the_same_weights(ranks, name):
     before = (FOLDER / f"{name}.py").read_bytes()
     [converted] = convert({name: before})
     after = converted.after.decode()
-    assert ("data_parallel" in after) is (name in OURS) and converted.changes, after
+    assert "data_parallel" in after, after
     assert convert({name: converted.after})[0].changes == 0, "converting again changes nothing"
     texts = {str(free_port()): text for text in (before.decode(), after)}
     found = ranks.run(rank_run, 2, environment={"MASTER_ADDR": "127.0.0.1"}, name=name, texts=texts)

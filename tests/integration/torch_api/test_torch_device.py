@@ -68,7 +68,6 @@ def rank_primitives():
     [pytest.param(route, marks=() if route == "hierarchical" else pytest.mark.full) for route in placing.ROUTES],
 )
 def test_primitives(ranks, route):
-    """As they are on the CPU, and by the leg."""
     found = ranks.run(rank_primitives, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))
     for counters in found:
         assert counters["ops"] > 100 and counters[f"ops_{route}"] > 0, counters
@@ -148,7 +147,6 @@ def rank_counts_waits():
 
 
 def test_no_step_waits_on_the_host(pools):
-    """Once the first steps are over."""
     pools([0, 1], environment=placing.environment("fake", "staged")).run(rank_counts_waits)
 
 
@@ -230,14 +228,12 @@ def rank_without_cuda():
     reason="before torch 2.8 ranks vote on torch.distributed by a CPU tensor, which the fakes take for a device's",
 )
 def test_what_is_missing_is_told(ranks):
-    """By name, on every rank."""
     variables = placing.environment("fake") | {"FAKE_CUDA": placing.environment("fake")["BAGUA_DEVICE_CUDART"]}
     variables["BAGUA_DEVICE_CUDART"] = "/nowhere/libcudart.so"
     ranks.run(rank_without_cuda, 2, environment=variables)
 
 
 def test_one_device_for_all_parameters():
-    """Those of two are refused by name."""
     here, there = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=torch.device("cuda", 1))
     _refuse_several_devices([("a", here), ("b", here)])
     with pytest.raises(TypeError, match=r"a is on cpu and b on cuda:1.*one device"):

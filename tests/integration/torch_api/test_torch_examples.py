@@ -65,7 +65,6 @@ def test_moe(ranks, tmp_path):
 
 
 def test_mnist(ranks, tmp_path, monkeypatch):
-    """With a fused optimizer; and files of images are read."""
     monkeypatch.chdir(tmp_path)
     few = f"--epochs 1 --max-batches 2 --output json --data {tmp_path}"
     assert run_example(ranks, "mnist", f"{few} --fuse-optimizer --save-model --algorithm allreduce")[1]

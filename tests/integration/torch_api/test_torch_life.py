@@ -187,7 +187,6 @@ def rank_receives_from_the_other():
 
 
 def test_ranks_that_wait_for_each_other_give_up(ranks):
-    """One at least; the other may learn first that it has left."""
     told = ranks.run(rank_receives_from_the_other, 2)
     gave_up = [text for text in told if "gave up after 1 s" in text and "BAGUA_WAIT_TIMEOUT_S" in text]
     assert gave_up and all(text in gave_up or "has left the job" in text for text in told), told

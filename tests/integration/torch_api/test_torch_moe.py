@@ -254,7 +254,6 @@ def test_not_in_an_elastic_job(ranks):
 
 
 def test_without_a_job():
-    """And the names that checkpoints have."""
     layer = bagua.moe.MoE(WIDTH, expert(), 4, min_capacity=0)
     names = list(layer.state_dict())
     assert names[0] == "bagua_moe.gate.wg.weight" and names[1] == "bagua_moe.experts.bagua_experts.0.0.weight"

@@ -1,7 +1,6 @@
 """Checkpoints in the original's layout: what they hold, other numbers of ranks, damage."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint
 
 WIDTH = 4
-Trained = tuple[nn.Module, torch.optim.Optimizer, Any]
 
 
 class Net(nn.Module):

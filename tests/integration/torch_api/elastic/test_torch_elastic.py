@@ -230,7 +230,6 @@ def rank_threads():
 
 
 def test_threads_of_a_rank_go_on_beside_each_other(ranks):
-    """Each gets its result, or is told that its communicator has lost a member."""
     for rank, seen in enumerate(ranks.survive(rank_threads, (3,), hosts=[[0, 1], [2, 3]])):
         assert seen["left"] == [6.0] * CALLS
         with_all = seen["all"].count(10.0)
@@ -538,7 +537,6 @@ def rank_has_sparse_gradients(moment, bare):
 
 @pytest.mark.parametrize(("moment", "bare"), [("before", False), ("behind", False), ("behind", True)])
 def test_sparse_gradients(ranks, moment, bare):
-    """The others hold the same bits."""
     first, other = ranks.survive(rank_has_sparse_gradients, (1,), 3, moment=moment, bare=bare)
     assert len(first) == STEPS and all(map(torch.equal, first, other))
     assert not any(torch.equal(one, then) for one, then in itertools.pairwise(first))

@@ -51,8 +51,8 @@ def rank_one_waits(folder, becomes, gone=-1, **options):
 MODES = [
     {},
     pytest.param({"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
-    {"codec": "int4", "everywhere": True},
-    pytest.param({"peer_selection_mode": "shift_one", "codec": "minmax8", "everywhere": True}, marks=pytest.mark.full),
+    pytest.param({"codec": "int4", "everywhere": True}, marks=pytest.mark.full),
+    {"peer_selection_mode": "shift_one", "codec": "minmax8", "everywhere": True},
 ]
 
 

@@ -123,7 +123,6 @@ def rank_averages():
 
 
 def test_averages_in_the_background_are_awaited(ranks):
-    """They are no units, and a leg that fails frees them without a result, too."""
     assert ranks.survive(rank_averages, (), 2, environment=placing.environment("fake", "staged")) == [1, 1]
 
 

@@ -197,7 +197,6 @@ def test_newcomers_take_over_the_state_of_fused_optimizers_and_the_present_cuts(
 
 
 def test_one_leaves_as_planned_and_all_are_held(ranks, tmp_path):
-    """Nothing is repeated; the rank that is not needed any more ends well."""
     start(ranks, tmp_path, [[0, 1, 2]], {"3": "planned-2", "5": "planned-3"})
     await_file(tmp_path / "step-3")
     ranks.regrouper.plan({0: [0, 2]})
@@ -299,7 +298,6 @@ def test_a_loss_while_one_joins(ranks, tmp_path, member, phase):
     "phase", ["ready", "committed", *(pytest.param(phase, marks=pytest.mark.full) for phase in ("before", "submitted"))]
 )
 def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks, tmp_path, phase):
-    """They come with the generation that follows a loss, in the middle of a step."""
     start(ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment={VARIABLE: f"2:4:0:{phase}"})
     ranks.regrouper.plans, ranks.regrouper.on_ready = False, (tmp_path / "ready").touch
     join(ranks, tmp_path, [3, 4], 2)
@@ -383,7 +381,6 @@ def draw():
 
 
 def test_a_join_touches_no_random_generator(ranks, tmp_path):
-    """Each rank draws on from its own seed: members, and newcomers."""
     begin(ranks, rank_draws, [[0, 1]], tmp_path, steps=5)
     ranks.join(rank_draws, [2], folder=str(tmp_path), steps=5)
     for member, drawn in enumerate(ranks.left()):
@@ -437,5 +434,4 @@ def rank_registers():
 
 
 def test_states_that_cannot_be_taken_over_are_refused(pools):
-    """At once, in jobs of all kinds."""
     pools([0, 1]).run(rank_registers)

@@ -2,15 +2,12 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-
-Loss = Callable[[nn.Module, int, int], torch.Tensor]  # (model, rank, step) -> loss on that rank's batch
 
 SCENARIOS = {}
 
