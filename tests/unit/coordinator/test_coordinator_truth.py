@@ -228,3 +228,38 @@ async def test_what_a_job_has_waited_adds_up_over_restarts(path):
         second.pass_time(11.0)
         await second.until(lambda: state_of(second, job_id) is None)
         assert "waited 100 s" in (await second.service.job(job_id)).reason
+
+
+# ---- what a step costs
+
+
+@pytest.mark.parametrize("kind", ["waiting", "hosts"])
+async def test_what_is_written_does_not_grow_with_what_is_there(path, kind):
+    """Rows that one trivial job writes: beside few and beside many jobs that wait, few and many nodes."""
+    async with at_work(desk_on(path, patience_ms=20_000)) as desk:
+        session = await desk.connect("a")
+        few = await rows_of_one_job(desk, session)
+        if kind == "waiting":
+            await asyncio.gather(*(desk.service.submit(spec(nproc=9), "") for _ in range(300)))
+        else:
+            await asyncio.gather(*(desk.connect(f"n{number}", slots=0) for number in range(300)))
+        await desk.until(lambda: all(found.job.reason != "submitted" for found in desk.board.jobs.values()))
+        assert await rows_of_one_job(desk, session) <= few + 4  # rounds may be cut differently
+
+
+async def rows_of_one_job(desk, session):
+    rows = [0]
+
+    def count(conn, cursor, statement, parameters, context, executemany):
+        if statement.startswith(("INSERT", "UPDATE", "DELETE")) and "coordinators" not in statement:
+            rows[0] += len(parameters) if executemany else 1
+
+    engine = desk.store._engine
+    sa.event.listen(engine, "after_cursor_execute", count)
+    job_id = await running(desk, session)
+    desk.intake.fact(session, fact(job_id, RankState.EXITED))
+    await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
+    desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
+    await desk.until(lambda: job_id not in desk.board.jobs)
+    sa.event.remove(engine, "after_cursor_execute", count)
+    return rows[0]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import fsdp
-from torch.nn import functional
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
@@ -25,23 +24,6 @@ def plain():
     nothing = nn.Tanh()
     wrap(nothing)
     nothing(batch(0, 0, 3).requires_grad_()).sum().backward()
-
-
-@scenario
-def convolution_with_batchnorm():
-    def make():
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
-
-    def loss(model, rank, step):
-        return functional.cross_entropy(model(batch(rank, step, 4, 3, 8, 8)), torch.tensor([0, 1, 2, 3]))
-
-    compare(lambda: make().to(memory_format=torch.channels_last), loss)
-    # Buffers are rank 0's at the start.
-    model = make()
-    for tensor in (model[1].running_mean, model[1].running_var, model[1].num_batches_tracked):
-        tensor.fill_(bagua.get_rank() + 5)
-    wrap(model)
-    assert model[1].num_batches_tracked.item() == 5 and model[1].running_mean.tolist() == [5.0] * 8
 
 
 def with_buffer(buffer):
