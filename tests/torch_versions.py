@@ -3,7 +3,6 @@
 
     python3 tests/torch_versions.py                   all that were tested (client/base/torch_versions.py)
     python3 tests/torch_versions.py 2.4.1 2.13.0      these
-    python3 tests/torch_versions.py --remove -- -n 4  deletes each environment after its run; the rest is pytest's
     python3 tests/torch_versions.py --packages-of .venv --short 2.8.0    the quick way
 
 Each version gets an environment of its own, ``.venv-torch-VERSION`` (deploy/dev.py develop), of up to 8 GB with CUDA's
@@ -18,7 +17,6 @@ import argparse
 import datetime
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,7 +66,7 @@ def packages(venv):
     return found
 
 
-def run_tests(version, arguments, options):
+def run_tests(version, options):
     """The row of a version, and why tests were skipped, or which failed."""
     python, environment = provide(version, options.packages_of)
     build = "import torch, bagua.csrc as native; native.load(); native.load_c10d()"  # takes minutes
@@ -78,7 +76,7 @@ def run_tests(version, arguments, options):
     for chosen in SHORT if options.short else RUNS:
         with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # a short path: Unix sockets lie below it
             files = [f"--basetemp={folder}/t", f"--junitxml={folder}/report"]
-            subprocess.run([python, "-m", "pytest", *files, *arguments, *chosen], cwd=ROOT, env=environment)
+            subprocess.run([python, "-m", "pytest", *files, *chosen], cwd=ROOT, env=environment)
             for case in ElementTree.parse(f"{folder}/report").iter("testcase"):
                 outcome = next((part for part in case if part.tag in ("skipped", "failure", "error")), None)
                 counts["passed" if outcome is None else "skipped" if outcome.tag == "skipped" else "failed"] += 1
@@ -86,16 +84,14 @@ def run_tests(version, arguments, options):
                     words[outcome.get("message", "")] += 1
                 elif outcome is not None:
                     words[f"FAILED {case.get('classname')}::{case.get('name')}"] += 1
-    if options.remove:
-        shutil.rmtree(ROOT / f".venv-torch-{version}")
     today = datetime.date.today()
     return f"| {version} | {counts['passed']} | {counts['skipped']} | {counts['failed']} | {today} |", words
 
 
-def attempt(version, arguments, options):
+def attempt(version, options):
     """As ``run_tests``; an environment that can't be made, or a run that breaks off, keeps no other version out."""
     try:
-        return run_tests(version, arguments, options)
+        return run_tests(version, options)
     except (subprocess.CalledProcessError, OSError, ValueError, ElementTree.ParseError) as error:
         return f"| {version} | | | | {datetime.date.today()} |", Counter([f"FAILED {error}"])
 
@@ -103,17 +99,12 @@ def attempt(version, arguments, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=list(VERSIONS))
-    parser.add_argument("--remove", action="store_true", help="delete each environment after its run")
     parser.add_argument(
         "--packages-of", type=Path, metavar="VENV", help="install torch alone, beside the packages of this environment"
     )
     parser.add_argument("--short", action="store_true", help="the backend of torch.distributed alone, without --full")
-    ours, theirs = sys.argv[1:], []
-    if "--" in ours:
-        place = ours.index("--")
-        ours, theirs = ours[:place], ours[place + 1 :]
-    options = parser.parse_args(ours)
-    rows = [attempt(version, theirs, options) for version in options.versions]
+    options = parser.parse_args()
+    rows = [attempt(version, options) for version in options.versions]
     print("\n| torch | passed | skipped | failed | date |\n|---|---|---|---|---|", *(row for row, _ in rows), sep="\n")
     for version, (_, words) in zip(options.versions, rows, strict=True):
         print(f"\n{version}:", *(f"{count} x {text}" for text, count in words.most_common()), sep="\n  ")

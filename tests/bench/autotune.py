@@ -10,7 +10,6 @@ A case is a model of ``bagua bench train`` on a network between two hosts, or on
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
@@ -69,17 +68,13 @@ class Trained:
         self.tuner._due = NEVER  # nothing is tried while settings are compared
         found = dict(self.tuner._present) if decider is None else dict(decider.present)
         bagua.broadcast(count := torch.tensor([float(steps)]), 0)
-        return int(count.item()), _of_rank_0(found)
+        return int(count.item()), dict(broadcast_object(found, 0))
 
     def block(self, setting, steps):
         """Median of steps with this setting; the first one, before which buckets are cut, does not count."""
         self.tuner._settings.apply(setting)
         self.step()
         return statistics.median(harness.slowest(self.step()) for _ in range(steps))
-
-
-def _of_rank_0(setting):
-    return dict(broadcast_object(setting, 0))
 
 
 def measure(config):
@@ -140,8 +135,7 @@ def run_case(case, given):
     if given.bucket_bytes:
         env["BAGUA_DEFAULT_BUCKET_SIZE"] = str(given.bucket_bytes)
     task = tasks.Task(__file__, config, hosts, 2 // hosts, env, quiet=True)
-    row = tasks.measure(task, network)["rows"][0]
-    return row
+    return tasks.measure(task, network)["rows"][0]
 
 
 def main():
@@ -152,15 +146,10 @@ def main():
     options.add_argument("--pairs", type=int, default=5)
     options.add_argument("--bucket-bytes", type=int, default=0, help="of the defaults; 0: those of the library")
     options.add_argument("--no-exhaustive", action="store_true")
-    options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     for number, case in enumerate(given.cases):
-        row = run_case(case, given)
-        if given.output == "json":
-            print(json.dumps(row), flush=True)
-            continue
-        lines = markdown([row]).splitlines()
+        lines = markdown([run_case(case, given)]).splitlines()
         print("\n".join(lines if number == 0 else lines[2:]), flush=True)
 
 

@@ -2,14 +2,13 @@
 """Training steps with ``step_in_backward=True`` beside those without, between two emulated hosts. Needs root.
 
     python tests/bench/backward_steps.py                          # ResNet-18 at 1 Gbit/s, four optimizers
-    python tests/bench/backward_steps.py --model transformer --network 100mbit --output json
+    python tests/bench/backward_steps.py --model transformer --network 100mbit
     python tests/bench/backward_steps.py --network none           # two daemons over loopback; no root
 
 Both take turns, step by step. "Times as fast": the median of the ratios of neighbours.
 """
 
 import argparse
-import json
 import statistics
 import time
 
@@ -91,21 +90,11 @@ def main():
     options.add_argument("--optimizers", default="SGD;SGD, momentum;Adam;Adam, foreach", help="with semicolons")
     options.add_argument("--steps", type=int, default=30)
     options.add_argument("--warm-up", type=int, default=4)
-    options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()
-    config = {
-        "model": given.model,
-        "optimizers": given.optimizers.split(";"),
-        "steps": given.steps,
-        "warm_up": given.warm_up,
-    }
+    config = {**vars(given), "optimizers": given.optimizers.split(";")}
     network = None if given.network == "none" else parse_network(given.network)
     task = tasks.Task(__file__, config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
-    rows = tasks.measure(task, network)["rows"]
-    if given.output == "json":
-        print(json.dumps(rows))
-    else:
-        print(markdown(rows))
+    print(markdown(tasks.measure(task, network)["rows"]))
 
 
 if __name__ == "__main__":

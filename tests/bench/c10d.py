@@ -4,7 +4,6 @@
     python tests/bench/c10d.py                                   # all, about ten minutes
     python tests/bench/c10d.py --only ddp,fsdp --seconds 20
     python tests/bench/c10d.py --only network                    # two hosts at 1 Gbit/s; needs root
-    python tests/bench/c10d.py --output json
 
 Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
 row stands beside it, and the best that there is to gain: Gloo's step over one that exchanges nothing ("silent": DDP
@@ -16,9 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import json
 import os
-import platform
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -190,7 +187,7 @@ def row_of(case, options):
     sized = {"batch": options.batch, "length": options.length if case.config.get("model") == "transformer" else None}
     settings["sized"] = {name: size for name, size in sized.items() if size}
     env = {"OMP_NUM_THREADS": str(options.threads)}
-    task = tasks.Task(__file__, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env, options.quiet)
+    task = tasks.Task(__file__, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env)
     found = tasks.measure(task, case.network)["seconds"]
     row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
     if ALONE in found:
@@ -226,30 +223,16 @@ def main():
     parser.add_argument("--batch", type=int, help="samples of a rank in a step (MLP and ResNet 32, transformer 8)")
     parser.add_argument("--length", type=int, help="tokens of a transformer's sample (128)")
     parser.add_argument("--threads", type=int, default=1, help="of each rank's computation, as OMP_NUM_THREADS")
-    parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     wanted = options.only.split(",")
-    rows = []
     for case in cases():
         if case.group not in wanted or case.config.get("model", options.models) not in options.models:
             continue
         if case.network is not None and os.geteuid() != 0:
             print(f"{case.name}: left out, needs root", file=sys.stderr)
             continue
-        rows.append(row_of(case, options))
-        print(show(rows[-1]), file=sys.stderr if options.output == "json" else sys.stdout, flush=True)
-    if options.output == "json":
-        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        command = {
-            "command": " ".join(sys.argv),
-            "threads": options.threads,
-            "batch": options.batch,
-            "length": options.length,
-        }
-        print(json.dumps({**command, **machine, "rows": rows}))
-    return 0
+        print(show(row_of(case, options)), flush=True)
 
 
 if __name__ == "__main__":
-    harness.run(measure) if harness.on_rank() else sys.exit(main())
+    harness.run(measure) if harness.on_rank() else main()

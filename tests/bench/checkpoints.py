@@ -2,7 +2,7 @@
 """Measures the cost of a checkpoint in the background.
 
     python tests/bench/checkpoints.py                                  # the transformer, 2 ranks of one host
-    python tests/bench/checkpoints.py --model mlp --steps 20 --rounds 5 --output json
+    python tests/bench/checkpoints.py --model mlp --steps 20 --rounds 5
 
 Windows of ``--steps`` steps take turns: with one checkpoint, begun after the first step and on the disk before the
 window ends, and without. The difference is what a checkpoint costs; divided by a minute it is the share of training at
@@ -13,8 +13,6 @@ core and keeps it busy, a checkpoint can't cost less; it does not depend on what
 """
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
@@ -89,17 +87,11 @@ def main():
     parser.add_argument("--model", default="transformer")
     parser.add_argument("--steps", type=int, default=12, help="of one window")
     parser.add_argument("--rounds", type=int, default=9, help="pairs of windows")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as here:
-        config = {name: getattr(options, name) for name in ("model", "steps", "rounds")}
-        config["folder"] = f"{here}/checkpoints"
+        config = {**vars(options), "folder": f"{here}/checkpoints"}
         task = tasks.Task(__file__, config, 1, options.nproc_per_node, quiet=True)
         row = tasks.measure(task, None)
-    if options.output == "json":
-        where = f"1 x {options.nproc_per_node} ranks"
-        print(json.dumps({"where": where, "system": platform.platform(), **row}))
-        return
     print(f"{row['model']}: {row['megabytes']:.0f} MB, a step takes {row['step_ms']:.0f} ms")
     print(f"a checkpoint stops the training for {row['blocked_ms']:.0f} ms, and costs {row['cost_s']:.2f} s in all")
     print(f"at one a minute: {row['percent_at_one_a_minute']:.2f} % of the training; pairs, s: {row['costs_s']}")

@@ -3,7 +3,7 @@
 
     python tests/bench/control_plane.py
     python tests/bench/control_plane.py --rows queue --waiting 2000 --trivial 16
-    python tests/bench/control_plane.py --output json --hosts 300
+    python tests/bench/control_plane.py --hosts 300
     python tests/bench/control_plane.py --compare --accounts --tls --postgres postgresql://postgres@127.0.0.1/bench
     python tests/bench/control_plane.py --compare --rows start --operator
 
@@ -16,7 +16,6 @@ daemons and the readers at once.
 """
 
 import argparse
-import json
 import resource
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from control.beats import beats
 from control.elastic import elastic
 from control.old import old
 from control.queue import queue
-from control.report import console, document, tables
+from control.report import console, tables
 from control.start import start
 from control.way import Way
 from control.wide import wide
@@ -41,7 +40,6 @@ ROWS = {"queue": queue, "wide": wide, "elastic": elastic, "beats": beats, "old":
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--accounts", action="store_true", help="callers and daemons show tokens of accounts")
     parser.add_argument("--tls", action="store_true", help="mutual TLS between all of them")
@@ -65,11 +63,8 @@ def main():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator and the daemons inherit it
     found = {each.name: run(options, each) for each in ([Way(), way] if options.compare else [way])}
-    if options.output == "json":
-        print(json.dumps(document(found)))
-    else:
-        for table in tables(found):
-            Console().print(table)
+    for table in tables(found):
+        Console().print(table)
 
 
 def run(options, way):

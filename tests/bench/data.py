@@ -12,11 +12,9 @@ turns.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,7 +27,6 @@ from torch.utils.data.distributed import DistributedSampler
 import bagua.torch_api as bagua
 from bagua.bench.ranks import harness
 from bagua.cli.bench import tasks
-from bagua.torch_api import contrib
 from bagua.torch_api.contrib import CachedDataset, LoadBalancingDistributedSampler, TokenBudgetBatchSampler
 
 BATCH = 8
@@ -144,30 +141,28 @@ def cache(options):
     return rows
 
 
-def samplers(options):
-    count = options.samples
+KINDS = {
+    "balanced, costs as a tensor": lambda n, costs: LoadBalancingDistributedSampler(range(n), costs, 4, 0),
+    "balanced, costs by a function": lambda n, _: LoadBalancingDistributedSampler(range(n), float, 4, 0),
+    "by budget": lambda n, costs: TokenBudgetBatchSampler(range(n), costs, 16384, num_replicas=4, rank=0),
+}
+
+
+def epoch_of(kind, count):
+    """A row of ``samplers``."""
     costs = torch.randn(count).exp().mul(50).ceil().clamp_max(1000)
-    kinds = {
-        "balanced, costs as a tensor": lambda: contrib.LoadBalancingDistributedSampler(range(count), costs, 4, 0),
-        "balanced, costs by a function": lambda: contrib.LoadBalancingDistributedSampler(range(count), float, 4, 0),
-        "by budget": lambda: contrib.TokenBudgetBatchSampler(range(count), costs, 16384, num_replicas=4, rank=0),
-    }
-    if options.kind:
-        wall, cpu = time.perf_counter(), time.process_time()
-        made = kinds[options.kind]()
-        items = sum(1 for _ in made)
-        seconds, work = time.perf_counter() - wall, time.process_time() - cpu
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        figures = {"seconds": round(seconds, 2), "processor seconds": round(work, 2), "peak MiB": peak}
-        return [{"sampler": options.kind, **figures, "items": items}]
-    rows = []
-    for kind in kinds:  # in a process of its own: the peak of memory is that of a process
-        command = [sys.executable, "-P", str(Path(__file__).resolve()), "samplers", "--samples", str(count)]
-        done = subprocess.run(
-            [*command, "--kind", kind, "--output", "json"], check=True, capture_output=True, text=True
-        )
-        rows += json.loads(done.stdout)
-    return rows
+    wall, cpu = time.perf_counter(), time.process_time()
+    items = sum(1 for _ in KINDS[kind](count, costs))
+    seconds, work = time.perf_counter() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    figures = {"seconds": round(seconds, 2), "processor seconds": round(work, 2), "peak MiB": peak}
+    return {"sampler": kind, **figures, "items": items}
+
+
+def samplers(options):
+    """Each in a process of its own: the peak of memory is that of a process."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return [pool.apply(epoch_of, (kind, options.samples)) for kind in KINDS]
 
 
 def main():
@@ -175,14 +170,9 @@ def main():
     parser.add_argument("what", choices=("idle", "cache", "samplers"))
     parser.add_argument("--samples", type=int, default=0, help="of the dataset; by default 1600, 500 or ten million")
     parser.add_argument("--turns", type=int, default=5, help="epochs of idle")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
-    parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.samples = options.samples or {"idle": 1600, "cache": 500, "samplers": 10_000_000}[options.what]
     rows = {"idle": idle, "cache": cache, "samplers": samplers}[options.what](options)
-    if options.output == "json":
-        print(json.dumps(rows))
-        return
     for row in rows:
         print("   ".join(f"{name} {value}" for name, value in row.items()))
 

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import platform
 import select
 import socket
 import statistics
@@ -29,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 START_DEADLINE_S = 180.0
@@ -175,7 +173,7 @@ def jobs(shape, options, kinds):
 
 
 def measure(shape, options):
-    """A row of the table."""
+    """A row of the table, in seconds."""
     found = {kind: [] for kind in KINDS}
     more = []  # of each start
     for start in range(options.starts):
@@ -192,29 +190,8 @@ def measure(shape, options):
         pairs = zip(found["plain"][before:], found["elastic"][before:], strict=True)
         more.append(statistics.median(elastic.step_s - plain.step_s for plain, elastic in pairs))
     steps = {kind: statistics.median(turn.step_s for turn in turns) for kind, turns in found.items()}
-    row = Row(
-        shape=f"{shape[0]} x {shape[1]}",
-        plain_ms=1e3 * steps["plain"],
-        elastic_ms=1e3 * steps["elastic"],
-        more_ms=1e3 * statistics.median(more),
-        least_ms=1e3 * min(more),
-        most_ms=1e3 * max(more),
-        flags_ms=1e3 * statistics.median(turn.flags_s for turn in found["plain"]),
-    )
-    return {name: value if isinstance(value, str) else round(value, 4) for name, value in asdict(row).items()}
-
-
-@dataclass(frozen=True)
-class Row:
-    """Of one shape: hosts x ranks of each."""
-
-    shape: str
-    plain_ms: float
-    elastic_ms: float
-    more_ms: float
-    least_ms: float
-    most_ms: float
-    flags_ms: float
+    flags = statistics.median(turn.flags_s for turn in found["plain"])
+    return steps["plain"], steps["elastic"], statistics.median(more), min(more), max(more), flags
 
 
 def shapes(text):
@@ -234,21 +211,15 @@ def main():
     parser.add_argument("--starts", type=int, default=1, help="how often both jobs are started")
     parser.add_argument("--within", action="store_true", help="one elastic job: its steps with and without the commit")
     parser.add_argument("--megabytes", type=float, default=0, help="of gradients; 0: the model of 1000 parameters")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.address:
         rank_main(options.address, options.megabytes)
         return
-    rows = [measure(shape, options) for shape in options.shapes]
-    if options.output == "json":
-        unit = "ms per step, medians"
-        about = {"unit": unit, "megabytes": options.megabytes}
-        print(json.dumps({**about, "system": platform.platform(), "rows": rows}))
-        return
     print(f"{'hosts x ranks':<14}{'plain':>10}{'elastic':>10}{'more':>10}{'least':>10}{'most':>10}{'flags':>10}   ms")
-    for row in rows:
-        print(f"{row['shape']:<14}" + "".join(f"{row[name]:>10.3f}" for name in list(row)[1:]))
+    for shape in options.shapes:
+        name = f"{shape[0]} x {shape[1]}"
+        print(f"{name:<14}" + "".join(f"{1e3 * value:>10.3f}" for value in measure(shape, options)), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import statistics
@@ -43,7 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -171,7 +170,7 @@ def main():
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "bagua-elastic-peers.log")
-    parser.add_argument("--output", choices=("table", "markdown", "json"), default="table")
+    parser.add_argument("--output", choices=("markdown",), help=argparse.SUPPRESS)  # there was another one
     options = parser.parse_args()
     for wanted, known in ((options.faults, FAULTS), (options.systems, SETTINGS)):
         if unknown := set(wanted.split(",")) - set(known):
@@ -181,11 +180,7 @@ def main():
     try:
         rounds(programs, results, options)
     finally:  # it takes long: who ends it early gets what there is
-        if options.output == "json":
-            shape = {"ranks": options.ranks, "hosts": options.hosts, "megabytes": options.megabytes}
-            print(json.dumps({**shape, **asdict(results)}))
-        else:
-            show(options, results)
+        show(options, results)
     return 0 if all(cell.found for cell in results.cells if cell.system == "bagua") else 1
 
 
@@ -245,17 +240,10 @@ def rounds(programs, results, options):
 
 def show(options, results):
     heads = ("median pause", "longest", "limit", "a step", "in vain", "went on")
-    if options.output == "markdown":
-        print(f"| fault | system | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
-    for fault, cells in itertools.groupby(results.cells, key=lambda cell: cell.fault):
-        title = FAULTS[fault].format(ranks=options.ranks, hosts=options.hosts)
-        if options.output == "table":
-            print(f"{title}, {options.megabytes} MB\n    {'':<16}" + "".join(f"{head:>14}" for head in heads))
-        for cell in cells:
-            if options.output == "table":
-                print(f"    {cell.system:<16}" + "".join(f"{text:>14}" for text in texts(cell)))
-            else:
-                print(f"| {title} | {cell.system} | {' | '.join(texts(cell))} |")
+    print(f"| fault | system | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
+    for cell in results.cells:
+        title = FAULTS[cell.fault].format(ranks=options.ranks, hosts=options.hosts)
+        print(f"| {title} | {cell.system} | {' | '.join(texts(cell))} |")
     print()
     for name, why in results.missing.items():
         print(f"{name}: {why}")

@@ -292,10 +292,8 @@ def parent(pid):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 KINDS = {made.kind: made for made in (Bagua, Torchrun, Torchft)}

@@ -2,7 +2,7 @@
 """Steps of fused optimizers beside the plain loop and torch's foreach=True: how many times as fast.
 
     python tests/bench/fused_steps.py                # 1,000 tensors of 1,000 elements
-    python tests/bench/fused_steps.py --tensors 200 --elements 5000 --output json
+    python tests/bench/fused_steps.py --tensors 200 --elements 5000
 
 Gradients lie in two flat buffers in turn, as in Bagua's buckets, or come anew in each step, as after
 ``zero_grad(set_to_none=True)`` on one process. Optimizers take turns within each step, so that all see the same
@@ -10,7 +10,6 @@ machine; a ratio is the median over steps of a turn's own ratio. One thread.
 """
 
 import argparse
-import json
 import statistics
 import time
 
@@ -122,14 +121,9 @@ def main():
     options.add_argument("--tensors", type=int, default=1000)
     options.add_argument("--elements", type=int, default=1000)
     options.add_argument("--steps", type=int, default=30)
-    options.add_argument("--output", choices=["text", "json"], default="text")
     given = options.parse_args()
     torch.set_num_threads(1)
-    rows = measure(given.tensors, given.elements, given.steps)
-    if given.output == "json":
-        print(json.dumps(rows))
-    else:
-        print(markdown(rows))
+    print(markdown(measure(given.tensors, given.elements, given.steps)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """A layer of experts (top-1, one expert on each rank), forward and backward, beside the same layer over Gloo.
 
     python tests/bench/moe.py                                  # 4 ranks of one host
-    python tests/bench/moe.py --tokens 512,4096 --width 256 --experts none,ffn --output json
+    python tests/bench/moe.py --tokens 512,4096 --width 256 --experts none,ffn
     python tests/bench/moe.py --systems bagua,gloo,dense --tokens 256,1024 --rounds 5
 
 Systems: bagua; gloo: the same gate and the same rows through torch.distributed's all_to_all_single; dense: as the
@@ -16,9 +16,7 @@ system, of all ranks and of bagua's daemon), which other programs on the machine
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 
@@ -161,15 +159,9 @@ def main():
     parser.add_argument("--systems", default="bagua,gloo", help="bagua, and any of gloo, dense, alone")
     parser.add_argument("--rounds", type=int, default=9, help="of each row")
     parser.add_argument("--turn", type=float, default=0.3, help="seconds of each system in a round, about")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
-    config = {name: getattr(options, name) for name in ("tokens", "width", "experts", "systems", "rounds", "turn")}
-    task = tasks.Task(__file__, config, 1, options.nproc_per_node, quiet=True)
+    task = tasks.Task(__file__, vars(options), 1, options.nproc_per_node, quiet=True)
     rows = tasks.measure(task, None)["rows"]
-    if options.output == "json":
-        where = f"1 x {options.nproc_per_node} ranks"
-        print(json.dumps({"unit": "1000 tokens/s", "where": where, "system": platform.platform(), "rows": rows}))
-        return
     others = [name for name in ("gloo", "dense", "alone") if name in options.systems]
     peers = "".join(f"{name:>18}" for name in others)
     print(f"{'expert':<8}{'tokens':>8}{'bagua':>10}{peers}   processor time: bagua{peers}")

@@ -27,10 +27,8 @@ START_DEADLINE_S = 300.0
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def available(peer, python):
@@ -49,15 +47,8 @@ def commands(peer, python, ranks, arguments):
         launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-np", str(ranks)]
         return [([*launcher, *program], base)]
     if peer == "horovod":
-        launcher = [
-            str(Path(python).with_name("horovodrun")),
-            "-np",
-            str(ranks),
-            "--gloo",
-            "--network-interfaces",
-            "lo",
-        ]
-        return [([*launcher, *program], base)]
+        launcher = [str(Path(python).with_name("horovodrun")), "-np", str(ranks)]
+        return [([*launcher, "--gloo", "--network-interfaces", "lo", *program], base)]
     port = str(free_port())
     made = []
     for rank in range(ranks):
@@ -97,7 +88,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "bagua-peers.log")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     sizes = parse_sizes(options.sizes)
     pythons = dict(entry.split("=", 1) for entry in options.python)
@@ -115,15 +105,12 @@ def main():
         for peer, rounds in found.items()
         if rounds
     }
-    if options.output == "json":
-        print(json.dumps({"ranks": options.ranks, "unit": "ms", "rounds": options.rounds, "median": medians}))
-    else:
-        show(options.ranks, options.sizes.split(","), sizes, medians)
-        for peer in PEERS:
-            if peer not in present:
-                print(f"{peer:<16} not installed")
-            elif peer not in medians:
-                print(f"{peer:<16} failed every time: see {options.log}")
+    show(options.ranks, options.sizes.split(","), sizes, medians)
+    for peer in PEERS:
+        if peer not in present:
+            print(f"{peer:<16} not installed")
+        elif peer not in medians:
+            print(f"{peer:<16} failed every time: see {options.log}")
     return 0 if "bagua" in medians else 1
 
 

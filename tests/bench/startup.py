@@ -11,7 +11,6 @@ and the library. The first world of the processes brings up a daemon, and furthe
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -86,12 +85,11 @@ def worlds(rounds, ranks, beside):
                 first, *further = json.loads(done.stdout)
                 found[f"{version}{way}, first world"].append(first)
                 found[f"{version}{way}, further worlds"] += further
-    return [{"what": what, "s": round(statistics.median(values), 4)} for what, values in sorted(found.items())]
+    return [(what, statistics.median(values)) for what, values in sorted(found.items())]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2, help="of a world")
     parser.add_argument("--beside", default="", metavar="PYTHON", help="interpreter with another version of Bagua")
@@ -109,15 +107,12 @@ def main():
         shapes = {"1 x 1": [], "2 x 2": ["--nnodes", "2", "--nproc-per-node", "2"]}
         for shape, arguments in shapes.items():
             values = [run(script, arguments, {}) for _ in range(options.rounds)]
-            rows.append({"what": f"bagua run, warm, {shape} ranks", "s": round(statistics.median(values), 3)})
+            rows.append((f"bagua run, warm, {shape} ranks", statistics.median(values)))
         if not options.no_cold:
             cold = run(script, [], {"BAGUA_CACHE_DIR": str(Path(folder) / "cache")})
-            rows.append({"what": "bagua run, cold, 1 x 1 ranks", "s": round(cold, 3)})
-    if options.output == "json":
-        print(json.dumps({"unit": "seconds, median", "system": platform.platform(), "rows": rows}))
-        return
-    for row in rows:
-        print(f"{row['what']:<42} {row['s']:.3f} s")
+            rows.append(("bagua run, cold, 1 x 1 ranks", cold))
+    for what, seconds in rows:
+        print(f"{what:<42} {seconds:.3f} s")
 
 
 if __name__ == "__main__":

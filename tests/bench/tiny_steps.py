@@ -3,14 +3,12 @@
 there is nothing to compute and little to send.
 
     python tests/bench/tiny_steps.py                 # 4 ranks of one host
-    python tests/bench/tiny_steps.py --nnodes 2 --nproc-per-node 2 --output json
+    python tests/bench/tiny_steps.py --nnodes 2 --nproc-per-node 2
 
 ms: median over turns of 50 steps, of the slowest rank; systems take turns, so that all see the same machine.
 """
 
 import argparse
-import json
-import platform
 
 import torch
 from torch import nn
@@ -76,17 +74,11 @@ def main():
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=4)
     parser.add_argument("--only", default="", help="names of algorithms with commas")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     config = {"steps": options.steps, "only": [name for name in options.only.split(",") if name]}
     found = tasks.measure(tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True), None)
-    rows = [{"algorithm": name, "ms": round(1e3 * seconds, 3)} for name, seconds in found.items()]
-    if options.output == "json":
-        where = f"{options.nnodes} x {options.nproc_per_node} ranks"
-        print(json.dumps({"unit": "ms per step, median", "where": where, "system": platform.platform(), "rows": rows}))
-        return
-    for row in sorted(rows, key=lambda row: row["ms"]):
-        print(f"{row['algorithm']:<30} {row['ms']:.2f} ms")
+    for name, seconds in sorted(found.items(), key=lambda one: one[1]):
+        print(f"{name:<30} {1e3 * seconds:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import torch
 from rig.limits import SOON_S
+from rig.peer_relay import Relay
 from rig.ranks import forking
-from rig.relay import Relay
 from torch.distributed import TCPStore
 
 import bagua.torch_api as bagua
@@ -51,13 +51,29 @@ class Ended:
     text: str
 
 
+class Attacker(Relay):
+    """``seen``: all bytes. ``tamper`` changes what ranks send."""
+
+    def __init__(self, target, tamper):
+        self.seen, self.tamper = bytearray(), tamper
+        super().__init__(target)
+
+    def change(self, data):
+        self.seen += data
+        return self.tamper(data)
+
+    def change_answer(self, data):
+        self.seen += data
+        return data
+
+
 class Hosts:
     """Two ranks on two hosts. They are forked: a rank that imports torch by itself costs two seconds of a core."""
 
     def __init__(self, sandbox, change=bytes):
         self.sandbox = sandbox
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.relay = Relay(f"127.0.0.1:{self.store.port}", change)
+        self.relay = Attacker(f"127.0.0.1:{self.store.port}", change)
         self.port = self.relay.address.rpartition(":")[2]
         self._ranks = []
 
@@ -69,13 +85,8 @@ class Hosts:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port, "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "BAGUA_TORCH_DISTRIBUTED": "0", **environment,
             }  # fmt: skip
-            command = [
-                forking.RANK_MAIN,
-                __file__,
-                "rank_meets",
-                folder / f"{rank}.pt",
-                json.dumps({"folder": str(folder)}),
-            ]
+            arguments = json.dumps({"folder": str(folder)})
+            command = [forking.RANK_MAIN, __file__, "rank_meets", folder / f"{rank}.pt", arguments]
             log = folder / f"rank-{rank}.log"
             with log.open("wb") as output:
                 process = forking.server().fork(list(map(str, command)), {**self.sandbox.env, **env}, output.fileno())

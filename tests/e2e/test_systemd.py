@@ -74,7 +74,7 @@ class Manager:
     def _listen(self):
         """As systemd does, all the time: the kernel keeps ten messages, and the next one would be lost."""
         while not self._over.is_set():
-            with contextlib.suppress(TimeoutError, BlockingIOError):  # a test changes the timeout
+            with contextlib.suppress(TimeoutError):
                 self._said.put(self.words.recv(4096).decode())
 
     def until(self, name, value="1"):
@@ -164,24 +164,6 @@ def test_training_runs_below_the_rules_of_the_units(tmp_path, coordinator):
         node.end()
 
 
-def test_a_stopped_service_is_silent(coordinator):
-    """So that the watchdog sees it."""
-    coordinator.until("READY")
-    coordinator.process.send_signal(signal.SIGSTOP)
-    try:
-        coordinator.words.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            while True:
-                coordinator.words.recv(4096)
-        coordinator.words.settimeout(1.5)  # more than two intervals
-        with pytest.raises(TimeoutError):
-            coordinator.words.recv(4096)
-    finally:
-        coordinator.process.send_signal(signal.SIGCONT)
-    coordinator.words.settimeout(1.0)
-    coordinator.until("WATCHDOG")
-
-
 def analyze(*arguments):
     """The words of systemd-analyze; its exit code says nothing."""
     command = ["systemd-analyze", "--no-pager", *map(str, arguments)]
@@ -200,10 +182,21 @@ def unit(request, tmp_path):
     return copy
 
 
-def test_units_are_understood(unit):
+def test_units(unit):
+    """They are understood, and closed. Each folder that a unit names is one that systemd makes for it, and that
+    tmpfiles.d knows."""
     assert analyze("verify", "--man=no", unit) == ""
-    unit.write_text(re.sub("^Type=.*", "Type=nobody", unit.read_text(), flags=re.MULTILINE))
+    text = unit.read_text()
+    unit.write_text(re.sub("^Type=.*", "Type=nobody", text, flags=re.MULTILINE))
     assert "nobody" in analyze("verify", "--man=no", unit), "mistakes are found"
+    unit.write_text(text)
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", analyze("security", "--offline=true", unit))
+    assert found and float(found[1]) <= MOST_EXPOSED[unit.name]
+    known = (UNITS[0].parent / "bagua.tmpfiles").read_text()
+    made = {**MADE, "ConfigurationDirectory": "/etc"}
+    named = {f"{made[key]}/{value}" for key, value in re.findall(r"^(\w+Directory)=(\S+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"BAGUA_\w+_DIR=(\S+)", text)) <= named
+    assert all(f"d {path.removesuffix('/node')} " in known for path in named)
 
 
 def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path):
@@ -216,29 +209,10 @@ def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path):
     assert analyze("verify", "--man=no", unit) == ""
     drop_in.write_text(DROP_IN.read_text() + "KillMode=nobody\n")
     assert "nobody" in analyze("verify", "--man=no", unit), "it is read"
-    named = dict(re.findall(r"(BAGUA_\w+_DIR)=(\S+)", DROP_IN.read_text()))
-    made = [f"{folder}/{name}" for key, folder in MADE.items() for name in _named(DROP_IN.read_text(), key)]
-    assert sorted(named.values()) == sorted(made)
-
-
-def _named(text, key):
-    return [name for value in re.findall(rf"^{key}=(.+)$", text, re.MULTILINE) for name in value.split()]
-
-
-def test_units_are_closed(unit):
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", analyze("security", "--offline=true", unit))
-    assert found and float(found[1]) <= MOST_EXPOSED[unit.name]
-
-
-def test_units_keep_to_the_hierarchy(unit):
-    """Each folder that a unit names is one that systemd makes for it, and that tmpfiles.d knows."""
-    text = unit.read_text()
-    known = (UNITS[0].parent / "bagua.tmpfiles").read_text()
-    made = {**MADE, "ConfigurationDirectory": "/etc"}
-    named = {f"{made[key]}/{value}" for key, value in re.findall(r"^(\w+Directory)=(\S+)$", text, re.MULTILINE)}
-    used = set(re.findall(r"BAGUA_\w+_DIR=(\S+)", text))
-    assert used <= named
-    assert all(f"d {path.removesuffix('/node')} " in known for path in named)
+    text = DROP_IN.read_text()
+    lines = [(folder, re.findall(rf"^{key}=(.+)$", text, re.MULTILINE)) for key, folder in MADE.items()]
+    made = [f"{folder}/{name}" for folder, values in lines for value in values for name in value.split()]
+    assert sorted(re.findall(r"BAGUA_\w+_DIR=(\S+)", text)) == sorted(made)
 
 
 def test_settings_files_name_variables_that_exist():
@@ -246,15 +220,17 @@ def test_settings_files_name_variables_that_exist():
     from bagua.daemon.coordinator.admin.settings import Settings
 
     folder = UNITS[0].parent / "settings"
-    lines = (folder / "coordinator.env").read_text().splitlines()
-    given = dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
-    fields = {name.removeprefix("BAGUA_COORDINATOR_").lower() for name in given}
-    assert fields and fields <= set(Settings.model_fields)
-    Settings(**{name.removeprefix("BAGUA_COORDINATOR_").lower(): value for name, value in given.items()})
+
+    def given(name):
+        lines = (folder / f"{name}.env").read_text().splitlines()
+        return dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
+
+    settings = {name.removeprefix("BAGUA_COORDINATOR_").lower(): value for name, value in given("coordinator").items()}
+    assert settings and set(settings) <= set(Settings.model_fields)
+    Settings(**settings)
     options = subprocess.run([*PROGRAM, "daemon", "--keeper-fd", "0", "--help"], capture_output=True, text=True)
     help_text = re.sub(r"[^\w-]+", " ", options.stdout)
-    lines = (folder / "node.env").read_text().splitlines()
-    node = dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
+    node = given("node")
     flags = re.findall(r"--[a-z-]+", node.pop("DAEMON_OPTIONS"))
     assert [word for word in [*node, *flags] if word not in help_text] == []
 
@@ -299,21 +275,29 @@ def install(host):
         host.sh(f"mkdir {folder}; printf '{here}' > {folder}/here.conf")
 
 
-@pytest.mark.full
-@pytest.mark.root
-@pytest.mark.timeout(900)  # a system starts, on a busy machine
-def test_services_below_a_real_systemd(core, tmp_path):
-    """The page's way, from the files to a backup and back."""
+@pytest.fixture
+def alias():
+    """The words of the page's ``bagua-admin``."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)
     page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
-    (alias,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
+    (words,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
+    return words
+
+
+TELL = "{ journalctl --no-pager -n 40; exit 1; }"
+
+
+@pytest.mark.full
+@pytest.mark.root
+@pytest.mark.timeout(900)  # a system starts, on a busy machine
+def test_services_below_a_real_systemd(core, alias, tmp_path):
+    """The page's way, from the files to a backup and back."""
     first, administer, submitters = pages.texts_run_by("test_services_below_a_real_systemd", "docs/install.md")
     [nightly] = pages.texts_run_by("test_services_below_a_real_systemd", "docs/operations.md")
     with booted.booted(tmp_path) as host:
         install(host)
-        tell = "{ journalctl --no-pager -n 40; exit 1; }"
-        host.sh(f"set +e; ({first}) || {tell}")
+        host.sh(f"set +e; ({first}) || {TELL}")
         nodes = f"cd /; {alias} node list --output json"
         assert '"connected"' in host.sh(nodes)
         daemon = "pgrep -f '[k]eeper-fd'"  # not this command itself
@@ -331,7 +315,7 @@ def test_services_below_a_real_systemd(core, tmp_path):
         refused = host.attempt(f"cd /; BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator restore {file} --replace")
         host.sh(f"cd /; {alias} coordinator restore {file} --replace; systemctl start bagua-coordinator")
         assert "runuser" in refused.stdout, "root's file could not be read by the service"
-        host.sh(f"({submitters.replace('/opt/bagua/share/bagua/systemd', str(UNITS[0].parent))}) || {tell}")
+        host.sh(f"({submitters.replace('/opt/bagua/share/bagua/systemd', str(UNITS[0].parent))}) || {TELL}")
         owners = host.sh("stat -c %U /proc/$(systemctl show -P MainPID bagua-node) /var/lib/bagua-node/token").split()
         assert owners == ["root", "root"]
         host.sh("systemctl stop bagua-node bagua-coordinator")
@@ -357,12 +341,8 @@ def connect(first, second):
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # two systems start, on a busy machine
-def test_two_hosts_below_a_real_systemd(core, tmp_path):
+def test_two_hosts_below_a_real_systemd(core, alias, tmp_path):
     """The page's way, with its addresses. A job runs on both, as its node alone has no room for it."""
-    if reason := booted.reason_to_skip():
-        pytest.skip(reason)
-    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
-    (alias,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
     certificates, serve, join = pages.texts_run_by("test_two_hosts_below_a_real_systemd", "docs/install.md")
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
@@ -374,15 +354,14 @@ def test_two_hosts_below_a_real_systemd(core, tmp_path):
         first.sh(certificates)
         settings = "BAGUA_COORDINATOR_LISTEN=10.0.0.1:7670\nBAGUA_COORDINATOR_TLS=/etc/bagua/tls\n"
         first.sh(f"printf '{settings}' >> /etc/bagua/coordinator.env")
-        tell = "{ journalctl --no-pager -n 40; exit 1; }"
-        first.sh(f"(\n{serve}\n) || {tell}")
+        first.sh(f"(\n{serve}\n) || {TELL}")
         for host, address in ((first, "10.0.0.1"), (second, "10.0.0.2")):
             lines = ["BAGUA_COORDINATOR=10.0.0.1:7670", "BAGUA_TLS=/etc/bagua/tls"]
             lines += [f"DAEMON_OPTIONS=--data-host {address} --slots 1"]
             if host is second:  # the first one finds the token of its coordinator
                 lines += ["BAGUA_TOKEN_FILE=/etc/bagua/token"]
             host.sh("printf '%s\\n' " + " ".join(f"'{line}'" for line in lines) + " >> /etc/bagua/node.env")
-            host.sh(f"(\n{join}\n) || {tell}")
+            host.sh(f"(\n{join}\n) || {TELL}")
         job = "job submit --nnodes 2 --watch -m bagua.examples.announcement"
         said = first.sh(f"cd /; {alias} {job}")
         assert said.count("of 2 (local") == 2, said

@@ -1,4 +1,5 @@
-"""A relay before a TCP port: a network that is slow, stalls, changes, cuts or resets what goes through it."""
+"""A relay before a TCP port: a network that is slow, stalls, changes, cuts or resets what goes through it, or an
+attacker on the way."""
 
 import contextlib
 import socket
@@ -16,11 +17,13 @@ class Relay:
         self.rate = 0.0  # bytes per second of each connection; 0: unlimited
         self.going = threading.Event()  # cleared: nothing is passed on any more, nothing is closed
         self.going.set()
+        self.refuses = False  # connections end as soon as they are made
         self.over = False
         self.taken = 0  # bytes
         self.lock = threading.Lock()  # guards the next one
         self.flips = 0
         self.pairs = []
+        self.ended = set()  # of their sockets
         self.threads = []
         self.listener = socket.create_server((address, 0))
         self.address = f"{address}:{self.listener.getsockname()[1]}"
@@ -34,12 +37,18 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
-                far = socket.create_connection(self.target)
+                try:
+                    if self.refuses:
+                        raise OSError
+                    far = socket.create_connection(self.target)
+                except OSError:
+                    near.close()
+                    continue
                 self.pairs.append((near, far))
-                self._start(self._pass, near, far)
-                self._start(self._pass, far, near)
+                self._start(self._pass, near, far, self.change)
+                self._start(self._pass, far, near, self.change_answer)
 
-    def _pass(self, source, target):
+    def _pass(self, source, target, change):
         free_at = time.monotonic()
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
@@ -50,8 +59,12 @@ class Relay:
                 while not self.going.wait(0.05):
                     if self.over:
                         return
-                target.sendall(self.change(data))
+                target.sendall(change(data))
             target.shutdown(socket.SHUT_WR)
+        self.ended.add(source)
+        if target in self.ended:
+            source.close()
+            target.close()
 
     def change(self, data):
         """Returns the bytes of a piece to pass on. An attacker's relay overrides this."""
@@ -61,10 +74,27 @@ class Relay:
             self.flips -= 1
         return data[:500] + bytes([data[500] ^ 1]) + data[501:]
 
+    def change_answer(self, data):
+        """Likewise, of pieces that come back."""
+        return self.change(data)
+
     def corrupt(self):
         """One bit of the next large piece arrives changed."""
         with self.lock:
             self.flips += 1
+
+    def part(self, silent):
+        """``silent``: nothing passes and nobody is told; else connections end, and new ones do at once."""
+        if silent:
+            self.going.clear()
+        else:
+            self.refuses = True
+            self.cut()
+
+    def heal(self):
+        """All passes again. What lay in between meanwhile comes late."""
+        self.refuses = False
+        self.going.set()
 
     def cut(self, *numbers):
         """Ends connections, or all of them, as a network does that loses its state."""

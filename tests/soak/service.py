@@ -11,7 +11,6 @@ or a rule is broken.
 """
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for rig
 from service_history import broken_rules
 from service_world import SLOTS, World
 from soak import LIMITS as GROUP
-from soak import Watched
+from soak import Watched, tell
 
 from bagua.base.errors import ServiceError
 from bagua.proto import common_pb2
@@ -215,23 +214,6 @@ class Watch:
         return next((one for one in reversed(self.lives) if one.name == name), None)
 
 
-def text(found):
-    lines = [f"{'process':<14}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'threads':>9}"]
-    for row in found["rows"]:
-        memory, descriptors, threads = (row[what] for what in LIMITS)
-        grown = [f"{what} by {row[what]['grew']:.0f}" for what in LIMITS if not row[what]["flat"]]
-        mark = f"  grows: {', '.join(grown)}" if grown else ""
-        lines.append(
-            f"{row['process']:<14}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
-            f"{descriptors['largest']:>6.0f}{threads['largest']:>9.0f}{mark}"
-        )
-    faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(found["faults"].items()))
-    lines.append(f"{found['jobs']} jobs in {found['seconds']:.0f} s, seed {found['seed']}; {faults}")
-    lines.append(f"disk: {found['disk']}; refused: {found['refused']}; {found['bytes_read']} bytes read slowly")
-    lines += [f"wrong: {words}" for words in found["wrong"]]
-    return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -241,8 +223,10 @@ def main():
     parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     found = soak(options)
-    print(json.dumps(found) if options.output == "json" else text(found))
-    sys.exit(0 if found["ok"] else 1)
+    faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(found["faults"].items()))
+    words = f"{found['jobs']} jobs in {found['seconds']:.0f} s, seed {found['seed']}; {faults}"
+    more = f"disk: {found['disk']}; refused: {found['refused']}; {found['bytes_read']} bytes read slowly"
+    tell(found, options.output, words, more)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """The service that ``service.py`` troubles: its processes, its faults, and what callers were told."""
 
 import contextlib
-import json
 import os
 import resource
-import select
 import signal
 import sqlite3
 import subprocess
@@ -13,9 +11,10 @@ import threading
 import time
 from pathlib import Path
 
+from rig.peer_relay import Relay
 from rig.ports import free_port
-from rig.relay import Relay
 
+from bagua.base.child_service import ServiceProcess
 from bagua.base.errors import NotFoundError
 from bagua.client import Client
 from bagua.proto import common_pb2
@@ -54,8 +53,8 @@ class World:
         self._clock = folder / "clock"
         self._clock.write_text("0")
         self.marks.mkdir()
+        (folder / "clocked.py").write_text(_LAUNCH)
         self._address = f"127.0.0.1:{free_port()}"
-        self._log = (folder / "log").open("w")
         self._lock = threading.Lock()
         self.coordinator = self._start_coordinator()
         self.relay = Relay(self._address)
@@ -75,7 +74,6 @@ class World:
             process.kill()
             process.wait()
         self.relay.close()
-        self._log.close()
 
     @property
     def database(self):
@@ -157,7 +155,7 @@ class World:
 
     def partition(self, seconds):
         """Daemons and coordinator don't hear each other: bytes are swallowed, or connections end."""
-        self.relay.cut(silent=int(seconds * 1000) % 2 == 0)
+        self.relay.part(silent=int(seconds * 1000) % 2 == 0)
         time.sleep(3 * seconds)
         self.relay.heal()
 
@@ -215,37 +213,22 @@ class World:
     # ---- processes
 
     def _start_coordinator(self):
-        command = [sys.executable, "-P", "-c", _LAUNCH, "--state-dir", str(self.state), "--listen", self._address]
-        command += ["--keep", "forever", "--fence-after", "20"]
-        return self._start(command, SOAK_CLOCK=str(self._clock), BAGUA_COORDINATOR_HEARTBEAT_S="1")
+        options = ["--listen", self._address, "--keep", "forever", "--fence-after", "20"]
+        environment = {"SOAK_CLOCK": self._clock, "BAGUA_COORDINATOR_HEARTBEAT_S": "1", "PYTHONPATH": self.folder}
+        return self._start("clocked", self.state, options, environment)
 
     def _start_daemon(self, name):
-        command = [sys.executable, "-P", "-m", "bagua.daemon.node", "--name", name, "--node-id", name]
-        command += ["--coordinator", self.relay.address, "--slots", str(SLOTS), "--state-dir", str(self.folder / name)]
-        command += ["--token-file", str(self.state / "token"), "--keep-logs", "30"]
-        return self._start(command, XDG_RUNTIME_DIR=str(self.folder))
+        options = ["--name", name, "--node-id", name, "--coordinator", self.relay.address, "--slots", str(SLOTS)]
+        options += ["--token-file", str(self.state / "token"), "--keep-logs", "30"]
+        return self._start("bagua.daemon.node", self.folder / name, options, {"XDG_RUNTIME_DIR": self.folder})
 
-    def _start(self, command, **environment):
-        """Returns when it is ready. Raises SystemExit."""
-        ready, write_end = os.pipe()
-        process = subprocess.Popen(
-            [*command, "--ready-fd", str(write_end)],
-            pass_fds=[write_end],
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, **environment},
-        )
-        os.close(write_end)
-        with os.fdopen(ready) as lines:
-            line = lines.readline() if select.select([lines], [], [], READY_S)[0] else None
-        if not line or "error" in json.loads(line):
-            process.kill()
-            why = line or f"{f'silent for {READY_S:g} s' if line is None else 'ended'}: {self._end_of_log()}"
-            raise SystemExit(f"{command[3]} does not start: {why}")
-        return process
-
-    def _end_of_log(self):
-        return Path(self._log.name).read_text()[-2000:]
+    def _start(self, module, state, options, environment):
+        """Returns when it is ready. Raises ServiceError."""
+        prefix = ["env", *(f"{name}={value}" for name, value in environment.items())]
+        options = ["--state-dir", str(state), *options]
+        service = ServiceProcess(module, module, options, self.folder / "log", prefix)
+        service.wait_ready(time.monotonic() + READY_S)
+        return service.process
 
     @staticmethod
     def _daemon_below(keeper):

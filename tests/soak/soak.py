@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
 from trend import growth
 
-HERE = Path(__file__).parent
 EVERY_S = 0.5
 STARTED_S = 120.0
 ENDED_S = 120.0
@@ -73,81 +72,64 @@ def watched(folder, ranks, process):
             process.kill()
             sys.exit(f"the ranks did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
         time.sleep(0.1)
-    pids = {path.stem: tuple(map(int, path.read_text().split())) for path in sorted(files)}
+    pids = {path.stem.replace("-", " "): tuple(map(int, path.read_text().split())) for path in sorted(files)}
     daemons = sorted({parent for _, parent in pids.values()})
     found = [Watched(f"daemon {index}", pid) for index, pid in enumerate(daemons)]
-    return found + [Watched(name.replace("-", " "), pid) for name, (pid, _) in pids.items()]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    return found + [Watched(name, pid) for name, (pid, _) in pids.items()]
 
 
 def soak(options):
     ranks, seconds = options.nnodes * options.nproc_per_node, options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="bagua-soak-") as name:
         folder = Path(name)
-        program = [HERE / "rank.py", folder, seconds, options.seed, options.max_bytes]
+        program = [Path(__file__).with_name("rank.py"), folder, seconds, options.seed, options.max_bytes]
         shape = ["--nnodes", options.nnodes, "--nproc-per-node", options.nproc_per_node]
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", *shape, *program]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
-            processes = []
             try:
                 processes = watched(folder, ranks, process)
-                code = watch(processes, process, seconds)
+                deadline = time.monotonic() + seconds + ENDED_S
+                while process.poll() is None and time.monotonic() < deadline:
+                    for one in processes:
+                        one.look()
+                    time.sleep(EVERY_S)
             finally:
                 if process.poll() is None:
                     process.terminate()
                     process.wait(30)
-        left = [one.name for one in processes if alive(one.pid)]
         reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
         wrong = [text for report in reports for text in report["wrong"]]
-        if code or len(reports) < ranks:
-            wrong.append(f"bagua run ended with {code}: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+        if process.returncode or len(reports) < ranks:
+            wrong.append(f"it ended with {process.returncode}: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+    wrong += [f"{one.name} is left" for one in processes if Path(f"/proc/{one.pid}").exists()]
     rows = [one.row() for one in processes]
-    flat = all(row[what]["flat"] for row in rows for what in LIMITS)
-    totals = {key: sum(report[key] for report in reports) for key in ("operations", "bytes")}
-    groups = max((report["groups"] for report in reports), default=0)
-    verdict = {"ok": flat and not wrong and not left, "wrong": wrong, "left_over": left}
-    return {"seconds": seconds, "seed": options.seed, **totals, "groups": groups, "rows": rows, **verdict}
+    wrong += [f"{row['process']}: {what} grows" for row in rows for what in LIMITS if not row[what]["flat"]]
+    totals = {key: sum(report[key] for report in reports) for key in ("operations", "bytes", "groups")}
+    return {"ok": not wrong, "wrong": wrong, "seconds": seconds, "seed": options.seed, **totals, "rows": rows}
 
 
-def watch(processes, process, seconds):
-    """Looks at all processes until the run ends; its exit code, -1 if it did not end."""
-    deadline = time.monotonic() + seconds + ENDED_S
-    while time.monotonic() < deadline:
-        for one in processes:
-            one.look()
-        try:
-            return process.wait(EVERY_S)
-        except subprocess.TimeoutExpired:
-            continue
-    return -1
-
-
-def table(found):
+def table(rows):
+    """Of the processes."""
     lines = [
-        f"{'process':<12}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'grew':>6}{'threads':>9}{'grew':>6}"
+        f"{'process':<14}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'grew':>6}{'threads':>9}{'grew':>6}"
     ]
-    for row in found["rows"]:
+    for row in rows:
         memory, descriptors, threads = (row[what] for what in LIMITS)
-        mark = "" if all(row[what]["flat"] for what in LIMITS) else "  grows"
+        grown = [f"{what} by {row[what]['grew']:.0f}" for what in LIMITS if not row[what]["flat"]]
         lines.append(
-            f"{row['process']:<12}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
+            f"{row['process']:<14}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
             f"{descriptors['largest']:>6.0f}{descriptors['grew']:>6.1f}{threads['largest']:>9.0f}"
-            f"{threads['grew']:>6.1f}{mark}"
+            f"{threads['grew']:>6.1f}" + (f"  grows: {', '.join(grown)}" if grown else "")
         )
-    lines.append(
-        f"{found['operations']} operations, {found['bytes'] / 2**30:.1f} GiB, {found['groups']} groups in "
-        f"{found['seconds']:.0f} s, seed {found['seed']}"
-    )
-    lines += [f"wrong: {text}" for text in found["wrong"]]
-    lines += [f"still alive: {name}" for name in found["left_over"]]
-    return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
+    return lines
+
+
+def tell(found, output, *words):
+    """Prints the report, and ends this program."""
+    end = [f"wrong: {text}" for text in found["wrong"]] + ["ok" if found["ok"] else "FAILED"]
+    print(json.dumps(found) if output == "json" else "\n".join([*table(found["rows"]), *words, *end]))
+    sys.exit(0 if found["ok"] else 1)
 
 
 def main():
@@ -157,11 +139,11 @@ def main():
     parser.add_argument("--nproc-per-node", type=int, default=2)
     parser.add_argument("--max-bytes", type=int, default=32 << 20, help="largest operation, over all its ranks")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the sequence of operations")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
     options = parser.parse_args()
     found = soak(options)
-    print(json.dumps(found) if options.output == "json" else table(found))
-    sys.exit(0 if found["ok"] else 1)
+    words = f"{found['operations']} operations, {found['bytes'] / 2**30:.1f} GiB, {found['groups']} groups in "
+    tell(found, options.output, f"{words}{found['seconds']:.0f} s, seed {found['seed']}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Submitting where many jobs have ended."""
 
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -22,34 +20,23 @@ def old(options, folder):
     state = folder / "state"
     with Coordinator(state):
         pass  # makes the database
-    database = state / "coordinator" / "coordinator.db"
-    if not database.exists():
-        database = next(path for path in state.rglob("*.db"))
+    [database] = state.rglob("*.db")
     began = time.monotonic()
     with bar("old jobs", options.old) as show:
         insert_old_jobs(database, spec(TRIVIAL), options.old, show)
     console.print(f"{options.old} old jobs written in {time.monotonic() - began:.0f} s")
     size = database.stat().st_size
-    keep = keeps_all()
-    if keep:
-        with Coordinator(state, *keep, way=way) as coordinator:
-            yield submit_latency(coordinator, f"submit, {options.old:,} old jobs kept")
+    with Coordinator(state, "--keep", "forever", way=way) as coordinator:
+        yield submit_latency(coordinator, f"submit, {options.old:,} old jobs kept")
     began = time.monotonic()
     with Coordinator(state, way=way) as coordinator:
         note = f"serving after {time.monotonic() - began:.1f} s"
         row = submit_latency(coordinator, f"submit, {options.old:,} old jobs at the start")
         yield replace(row, note=f"{row.note}; {note}")
         left = count_jobs(database)
-        while left > 10_100 and keep and time.monotonic() < began + LOOK_S:
+        while left > 10_100 and time.monotonic() < began + LOOK_S:
             time.sleep(0.5)
             left = count_jobs(database)
         what = f"  old jobs left after {time.monotonic() - began:.0f} s"
         now = database.stat().st_size
         yield Row(what, left, "jobs", "10,000 jobs", f"database {size / 1e6:.0f} MB before, {now / 1e6:.0f} MB after")
-
-
-def keeps_all():
-    """Options that make a coordinator keep everything; none where it knows of no other way."""
-    asked = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--help"]
-    text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    return ["--keep", "forever"] if "--keep" in text else []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import platform
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -93,15 +91,3 @@ def tables(found):
         for one in compared(plain, other):
             table.add_row(one.what, one.plain.value, one.other.value, f"{one.times:.2f}", one.verdict)
         yield table
-
-
-def document(found):
-    """The same for programs."""
-    ways = {name: [{**asdict(row), "value": row.value} for row in rows] for name, rows in found.items()}
-    made = {"system": platform.platform(), "cores": psutil.cpu_count(), "ways": ways}
-    if len(found) == 2:
-        made["compared"] = [
-            {"what": one.what, "times": one.times, "within": one.times <= MOST_TIMES}
-            for one in compared(*found.values())
-        ]
-    return made

@@ -1,13 +1,13 @@
 """A job of two nodes from nothing: by hand, or as a BaguaJob on Kubernetes. Coordinator, daemons and ranks are real."""
 
+import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+from bagua.base.child_service import ServiceProcess
 from bagua.proto import common_pb2
 
 from .calls import PAUSE_S
@@ -93,21 +93,16 @@ def by_hand(way):
 @contextmanager
 def daemon(coordinator, state):
     """A real node daemon."""
-    command = [sys.executable, "-P", "-m", "bagua.daemon.node", "--name", state.name, "--slots", "1", "--death-signal"]
-    command += ["--coordinator", coordinator.address, "--token-file", str(coordinator.node_token_file)]
-    command += ["--state-dir", str(state), *(["--tls", coordinator.tls_folder] if coordinator.tls_folder else [])]
+    options = ["--name", state.name, "--slots", "1", "--state-dir", str(state), "--coordinator", coordinator.address]
+    options += ["--token-file", str(coordinator.node_token_file)]
+    options += ["--tls", coordinator.tls_folder] if coordinator.tls_folder else []
     state.mkdir()
-    with (state / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    service = ServiceProcess("daemon", "bagua.daemon.node", options, state / "log")
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        service.signal_group(signal.SIGTERM)
+        service.wait(time.monotonic() + 30)
 
 
 @contextmanager

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +10,7 @@ import grpc
 import psutil
 from rig.coordinator.fleet import FleetProcess
 
+from bagua.base.child_service import ServiceProcess
 from bagua.base.paths import write_private
 from bagua.base.rpc import CHANNEL_OPTIONS
 from bagua.base.security import TlsFiles, channel_credentials
@@ -68,18 +65,10 @@ class Coordinator:
     ``node_token`` (in ``node_token_file``) what daemons do."""
 
     def __init__(self, state_dir, *arguments, way=Way()):
-        arguments = (*arguments, *way.arguments())
-        ready, write_end = os.pipe()
-        command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", "127.0.0.1:0"]
-        command += ["--state-dir", str(state_dir), "--ready-fd", str(write_end), "--death-signal", *arguments]
-        self._log = (state_dir.parent / "coordinator.log").open("w")
-        self._process = subprocess.Popen(command, pass_fds=[write_end], stderr=self._log)
-        os.close(write_end)
-        with os.fdopen(ready) as lines:
-            found = select.select([lines], [], [], READY_S)[0]
-            line = json.loads(lines.readline() or "{}") if found else {}
-        if "address" not in line:
-            raise SystemExit(f"The coordinator does not start: {line.get('error', 'see ' + self._log.name)}")
+        place = ["--listen", "127.0.0.1:0", "--state-dir", str(state_dir), *arguments, *way.arguments()]
+        log = state_dir.parent / "coordinator.log"
+        self._service = ServiceProcess("coordinator", "bagua.daemon.coordinator", place, log)
+        line = self._service.wait_ready(time.monotonic() + READY_S)
         self.address = line["address"]
         self.tls_folder = line["tls"]
         self.tls = TlsFiles.in_folder(Path(self.tls_folder)) if self.tls_folder else None
@@ -100,9 +89,7 @@ class Coordinator:
         return self
 
     def __exit__(self, kind, error, trace):
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        self._service.wait(0.0)
 
     def client(self):
         """With the callers' token."""
@@ -120,9 +107,9 @@ class Coordinator:
 
     def cpu_s(self):
         """Processor time so far."""
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = psutil.Process(self._service.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def memory(self):
         """Resident bytes."""
-        return int(psutil.Process(self._process.pid).memory_info().rss)
+        return int(psutil.Process(self._service.process.pid).memory_info().rss)

@@ -2,8 +2,7 @@
 
 Each has a connection and a stream of its own, and says what a real daemon would: a Hello, heartbeats, a LocalJob for
 each change. A job whose entry is ``/bin/true`` ends by itself, every other runs until it is stopped, and ranks of an
-elastic one can be killed. They answer at once, and read of a directive only the few fields that they need: a RunJob for
-1,000 hosts has 100 KB.
+elastic one can be killed. They answer at once.
 
 ``FleetProcess`` starts them in a process of their own, so that they don't share a lock with whoever measures.
 """
@@ -23,7 +22,6 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials
@@ -39,47 +37,6 @@ _OPTIONS = [
     *STEADY_WINDOW,
 ]
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the type stubs
-
-
-def _lean_messages():
-    """``Directive`` with the fields that are needed here, so that the rest is skipped without being parsed, and the
-    ``NodeFact`` of a heartbeat, also where the installed protocol is older and has no acknowledgements."""
-    file = descriptor_pb2.FileDescriptorProto(name="rig/lean.proto", package="rig", syntax="proto3")
-    field = descriptor_pb2.FieldDescriptorProto
-
-    def message(name, **fields):
-        made = file.message_type.add(name=name)
-        for label, (number, kind) in fields.items():
-            added = made.field.add(name=label, number=number, label=field.LABEL_OPTIONAL)
-            if isinstance(kind, str):
-                added.type, added.type_name = field.TYPE_MESSAGE, f".rig.{kind}"
-            else:
-                added.type = kind
-
-    message(
-        "Welcome", heartbeat_s=(1, field.TYPE_DOUBLE), lease_s=(2, field.TYPE_DOUBLE), fence_s=(3, field.TYPE_DOUBLE)
-    )
-    message("Spec", entry=(2, field.TYPE_STRING), nproc_per_node=(9, field.TYPE_UINT32), elastic=(18, field.TYPE_BOOL))
-    message(
-        "Job",
-        job_id=(1, field.TYPE_STRING),
-        generation=(2, field.TYPE_UINT64),
-        spec=(3, "Spec"),
-        host_index=(4, field.TYPE_UINT32),
-        hold=(11, field.TYPE_BOOL),
-        packed=(13, field.TYPE_BYTES),
-    )
-    message("Stop", job_id=(1, field.TYPE_STRING), generation=(2, field.TYPE_UINT64))
-    message("Ack", seq=(1, field.TYPE_UINT64), heartbeat_s=(2, field.TYPE_DOUBLE))
-    message("Directive", welcome=(1, "Welcome"), run=(2, "Job"), stop=(3, "Stop"), ack=(6, "Ack"))
-    message("Fact", heartbeat=(2, "Ack"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = [pool.FindMessageTypeByName(f"rig.{name}") for name in ("Directive", "Fact")]
-    return message_factory.GetMessageClass(found[0]), message_factory.GetMessageClass(found[1])
-
-
-_Directive, _Fact = _lean_messages()
 
 
 @dataclass
@@ -135,11 +92,11 @@ class Daemon:
             await self._say(node_pb2.NodeFact())  # raises the status of the call
         self._counts.connected += 1
         self._renewed = time.monotonic()
-        beat = asyncio.create_task(self._beat(_Directive.FromString(first).welcome))
+        beat = asyncio.create_task(self._beat(node_pb2.Directive.FromString(first).welcome))
         try:
             while (data := await call.read()) is not _EOF:
                 self._counts.directives += 1
-                directive = _Directive.FromString(data)
+                directive = node_pb2.Directive.FromString(data)
                 if directive.HasField("run"):
                     if directive.run.packed:
                         directive.run.MergeFromString(zlib.decompress(directive.run.packed))
@@ -166,7 +123,7 @@ class Daemon:
         await asyncio.sleep(random.uniform(0, welcome.heartbeat_s))  # daemons do not start at one moment
         patience = min(welcome.lease_s / 2, welcome.fence_s / 8)
         for seq in itertools.count(1):
-            fact, now = _Fact(heartbeat={}), time.monotonic()
+            fact, now = node_pb2.NodeFact(heartbeat=node_pb2.Heartbeat()), time.monotonic()
             if welcome.fence_s and now >= self._renewed + patience:
                 fact.heartbeat.seq = seq
                 self._asked[seq] = now
