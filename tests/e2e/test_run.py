@@ -10,22 +10,23 @@ import sys
 import time
 
 import pytest
+from rig import leaks
 from rig.docs import pages
 from rig.limits import SOON_S
-
-FAIL_ON_RANK_1 = """
-    import bagua.torch_api as bagua
-
-    bagua.init_process_group()
-    bagua.barrier()
-    if bagua.get_rank() == 1:
-        raise ValueError("the second layer has no weights")
-    bagua.barrier()
-    print("never printed", flush=True)
-"""
-
+from rig.ranks.elastic import JOIN
 
 # Without torch, whose import costs two seconds of a core.
+FAIL_ON_RANK_1 = f"""{JOIN}
+def barrier():
+    rank.wait(rank.submit(comm=0, kind=core.KINDS["barrier"], dtype=core.DTYPES["uint8"], count=0))
+
+barrier()
+if me == 1:
+    raise ValueError("the second layer has no weights")
+barrier()
+print("never printed", flush=True)
+"""
+
 SLEEP = """
     import os, pathlib, time
 
@@ -82,52 +83,46 @@ def test_what_a_run_passes_on_and_tells(sandbox):
 
 
 def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox):
-    file, value = sandbox.folder / "hf", "s3cret-of-the-run"
-    file.write_text(f"{value}\n")
-    file.chmod(0o600)
+    file, value = leaks.secret_file(sandbox.folder)
     config = sandbox.script("job.toml", f'[secret]\nHF_TOKEN = "{file}"\n')
-    script = sandbox.script(
-        "look.py",
-        """
-        import hashlib, os, pathlib
-        value = os.environ["HF_TOKEN"].encode()
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            if process.name != str(os.getpid()):
-                try:
-                    if value in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
-                        print("seen in", process)
-                except OSError:
-                    pass  # it has ended meanwhile
-        print(hashlib.sha256(value).hexdigest())
-        raise SystemExit(3)  # what failed keeps its state: database and logs
-        """,
-    )
+    script = sandbox.script("look.py", leaks.LOOK)
     done = sandbox.bagua("run", "--config", config, "--keep-state", script)
     assert (done.code, done.out) == (3, f"{hashlib.sha256(value.encode()).hexdigest()}\n"), done.text
-    written = [path for path in sandbox.runtime.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".db" for path in written), written
-    assert not [path for path in written if value.encode() in path.read_bytes()]
+    assert list(sandbox.runtime.rglob("*.db")) and not leaks.files_with(value, sandbox.runtime)
     file.chmod(0o644)
     refused = sandbox.bagua("run", "--secret", f"HF_TOKEN={file}", script)
     assert refused.code and "open to other users" in refused.text and value not in refused.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nosuch.py"], "nosuch.py does not exist"),
-        (["-m", "--no-python", "x"], "not both"),
-        (["--workdir", "/nosuch", "a.py"], "/nosuch: there is no such folder"),
-        (["--env", "broken", "a.py"], "write NAME=VALUE"),
-        (["--algorithm", "local_sgd:intervall=3", "-m", "bagua.examples.digits"], "no parameter 'intervall'. Known: "),
-    ],
-)
-def test_usage_errors(sandbox, arguments, words):
-    done = sandbox.bagua("run", *arguments)
-    assert done.code == 2, done.text
-    assert words in done.err
-    assert "Traceback" not in done.text
-    assert done.seconds < SOON_S
+USAGE = {
+    "nosuch.py": "nosuch.py does not exist",
+    "-m --no-python x": "not both",
+    "--workdir /nosuch a.py": "/nosuch: there is no such folder",
+    "--env broken a.py": "write NAME=VALUE",
+    "--algorithm local_sgd:intervall=3 -m bagua.examples.digits": "no parameter 'intervall'. Known: ",
+}
+
+
+def test_usage_errors(sandbox):
+    """In one process: a start of the command line costs half a second of a core."""
+    script = sandbox.script(
+        "usage.py",
+        f"""
+        import sys
+        from bagua.cli import main
+
+        for words in {list(USAGE)}:
+            sys.argv = ["bagua", "run", *words.split()]
+            try:
+                main.main()
+            except SystemExit as end:
+                print(f"code {{end.code}}", file=sys.stderr)
+        """,
+    )
+    done = sandbox.run(sys.executable, "-P", script)
+    assert done.err.count("code 2\n") == len(USAGE) and "Traceback" not in done.text, done.text
+    told = " ".join(done.err.split())
+    assert all(" ".join(words.split()) in told for words in USAGE.values()), done.text
 
 
 def test_a_rank_that_raises_fails_the_job(sandbox):
@@ -218,24 +213,18 @@ def test_nothing_outlives_a_part_that_is_killed(sandbox, whom):
         sandbox.assert_no_state_left()
 
 
-COUNT = """
-    import os, pathlib, time
-    import torch
-    import bagua.torch_api as bagua
-
-    bagua.init_process_group()
-    pathlib.Path(f"pid-{bagua.get_rank()}").write_text(str(os.getpid()))
-    sums = [bagua.allreduce_inplace(torch.ones(8)) or time.sleep(0.02) for _ in range(200)]
+COUNT = f"""{JOIN}
+open(f"pid-{{me}}", "w").write(str(os.getpid()))
+for _ in range(200):
+    rank.wait(rank.submit(comm=0, kind=core.KINDS["barrier"], dtype=core.DTYPES["uint8"], count=0))
+    time.sleep(0.02)
 """
 
 
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("--elastic",), marks=pytest.mark.full)], ids=["static", "elastic"]
-)
-def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox, options):
+def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox):
     """All processes stand still for longer than a daemon may be without its coordinator."""
     script = sandbox.script("count.py", COUNT)
-    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", *options, script)
+    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
     pids(sandbox, 2)
     asleep = list(sandbox.marked())
     for pid in asleep:

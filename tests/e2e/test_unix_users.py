@@ -11,25 +11,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from rig.ranks.elastic import PROGRAM
+from rig.ranks.elastic import JOIN, PROGRAM
 from rig.system import other_users
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.client import Client
 from bagua.proto import common_pb2
 
-DDP = """
-import torch
-import torch.distributed as dist
-import bagua.c10d
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("bagua")
-model = DistributedDataParallel(torch.nn.Linear(4, 4))
-model(torch.ones(2, 4)).sum().backward()
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "has it", flush=True)
-dist.destroy_process_group()
-"""
 CHECKPOINTS = """
 import torch
 import bagua.torch_api as bagua
@@ -50,15 +38,16 @@ checkpointer.wait()
 REASON = other_users.reason_to_skip()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
-FACTS = """
-import json, os, pathlib, resource, stat, sys
-import torch
-import bagua.torch_api as bagua
-
-bagua.init_process_group()
-total = torch.ones(1000)
-bagua.allreduce_inplace(total, op=bagua.ReduceOp.SUM)
-assert total.tolist() == [2.0] * 1000
+FACTS = (
+    JOIN
+    + """
+import json, pathlib, resource, stat
+segment = rank.alloc(4096)
+numbers = memoryview(segment).cast("f")
+numbers[0] = 1.0
+one = dict(comm=0, kind=core.KINDS["allreduce"], dtype=core.DTYPES["float32"], op=core.OPS["SUM"], count=1)
+rank.wait(rank.submit(**one, src=(segment.id, 0), dst=(segment.id, 0)))
+assert numbers[0] == 2.0
 others = sys.argv[1:]
 
 def reached(path):
@@ -85,7 +74,10 @@ print("FACTS", json.dumps({
     "socket": [place.stat().st_uid, stat.S_IMODE(place.stat().st_mode)],
     "others": {path: reached(path) for path in others},
 }))
+numbers.release()
+rank.close()
 """
+)
 
 
 class Users:
@@ -152,15 +144,14 @@ def output(client, job_id):
 
 @pytest.fixture(scope="module")
 def users(core, tmp_path_factory):
-    from tests.e2e.conftest import Sandbox, Service
+    from tests.e2e.conftest import Service, sandbox_in
 
-    sandbox = Sandbox(tmp_path_factory.mktemp("users"))
     places = Path(tempfile.mkdtemp(prefix="bgu-", dir="/tmp"))
     places.chmod(0o755)
     try:
-        yield Users(Service(sandbox), places)
+        with sandbox_in(tmp_path_factory.mktemp("users")) as sandbox:
+            yield Users(Service(sandbox), places)
     finally:
-        sandbox.close()
         shutil.rmtree(places)
 
 
@@ -269,24 +260,14 @@ def test_ranks_of_a_user_outlive_the_daemon(users):
         assert users.until(one, job.job_id, *ENDED).state == common_pb2.JOB_STATE_SUCCEEDED
 
 
-TRAINING = {
-    "torch.distributed": ({"script": "ddp.py"}, "of 2 has it"),
-    "checkpoints": ({"script": "checkpoints.py", "checkpoint_dir": "checkpoints"}, "begins with 0"),
-    "checkpoints again": ({"script": "checkpoints.py", "checkpoint_dir": "checkpoints"}, "begins with 2"),
-}
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(("arguments", "words"), TRAINING.values(), ids=TRAINING.keys())
-def test_training_of_a_user(users, arguments, words):
-    for name, text in (("ddp.py", DDP), ("checkpoints.py", CHECKPOINTS)):
-        (users.out / name).write_text(text)
-    if "checkpoint_dir" in arguments:
-        arguments = {**arguments, "checkpoint_dir": users.out / arguments["checkpoint_dir"]}
+def test_checkpoints_of_a_user(users):
+    (users.out / "checkpoints.py").write_text(CHECKPOINTS)
     with users.client(users.one.pw_name) as one:
-        job = one.submit(nproc_per_node=2, workdir=users.out, **arguments)
-        ended = users.until(one, job.job_id, *ENDED)
-        said = output(one, job.job_id)
-        assert ended.state == common_pb2.JOB_STATE_SUCCEEDED and words in said, said
-    for path in (users.out / "checkpoints").rglob("*"):
-        assert path.stat().st_uid == users.one.pw_uid
+        for begun in (0, 2):
+            folder = users.out / "checkpoints"
+            job = one.submit(script="checkpoints.py", nproc_per_node=2, workdir=users.out, checkpoint_dir=folder)
+            ended = users.until(one, job.job_id, *ENDED)
+            said = output(one, job.job_id)
+            assert ended.state == common_pb2.JOB_STATE_SUCCEEDED and f"begins with {begun}" in said, said
+    assert {path.stat().st_uid for path in folder.rglob("*")} == {users.one.pw_uid}

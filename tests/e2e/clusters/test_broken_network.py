@@ -4,62 +4,11 @@ import json
 
 import pytest
 from rig.clusters.namespaces import bagua, hosts_up, start_cluster
-
-from bagua.chaos.diary import Diaries, violations
+from rig.ranks.elastic import PROGRAM
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 HERE = 3  # the coordinator's host
 WITHIN_S = 240.0
-
-
-class Training:
-    """A job on hosts 0, 1 and 2, which all reach the coordinator on a fourth one."""
-
-    def __init__(self, hosts, sandbox):
-        self._hosts = hosts
-        self._wait_until = sandbox.wait_until
-        folder = hosts.folder
-        self._folder = folder / "diaries"
-        self._folder.mkdir()
-        self._reach = start_cluster(hosts, folder, (), (), (), coordinator=HERE)
-        size = ("--elastic", "--min-nodes", "1", "--nnodes", "3", "--nproc-per-node", "1")
-        program = ("-m", "bagua.chaos.training", str(self._folder), "0", "0.03")
-        submit = ("job", "submit", *size, "--env", "OMP_NUM_THREADS=1", "--output", "json", *self._reach)
-        self.id = json.loads(hosts.run(HERE, *bagua(*submit, *program)).splitlines()[-1])["job_id"]
-        self._diaries = Diaries(self._folder)
-        self.wait_for_steps(3)
-
-    def job(self):
-        return json.loads(self._hosts.run(HERE, *bagua("job", "show", self.id, "--output", "json", *self._reach)))
-
-    def wait_for_steps(self, ranks, more=20):
-        """Until that many ranks make steps together."""
-        before = {pid: len(diary.steps) for pid, diary in self._diaries.read().items()}
-
-        def enough():
-            now = self._diaries.read()
-            made = [pid for pid, diary in now.items() if len(diary.steps) >= before.get(pid, 0) + more]
-            return len(made) == ranks and all(now[pid].world == ranks for pid in made)
-
-        self._wait_until(enough, WITHIN_S, lambda: str(self.job()))
-
-    def finish(self):
-        (self._folder / "stop").touch()
-        self._wait_until(lambda: self.job()["state"] in ("succeeded", "failed"), WITHIN_S)
-        job = self.job()
-        assert job["state"] == "succeeded", job["reason"]
-        assert violations(self._diaries.read()) == []
-        return job
-
-
-def hosts_in(job):
-    return {rank["node_id"].partition("-")[0] for rank in job["ranks"]}
-
-
-@pytest.fixture
-def training(tmp_path, sandbox):
-    with hosts_up(tmp_path, 4) as hosts:
-        yield Training(hosts, sandbox), hosts
 
 
 @pytest.mark.timeout(600)
@@ -71,13 +20,32 @@ def training(tmp_path, sandbox):
         pytest.param(((0, 1), (1, 0), (2, 1), (1, 2)), 2, id="all links of a host", marks=pytest.mark.full),
     ],
 )
-def test_a_broken_network(training, broken, left):
-    job, hosts = training
-    for source, target in broken:
-        hosts.cut(source, target)
-    job.wait_for_steps(left)
-    shown = job.job()
-    assert shown["state"] == "running" and "is put out, since nothing passes between it and" in shown["reason"], shown
-    nodes = hosts_in(shown)
-    assert not any({f"h{source}", f"h{target}"} <= nodes for source, target in broken) and len(nodes) == left
-    job.finish()
+def test_a_broken_network(tmp_path, sandbox, broken, left):
+    """Of hosts 0, 1 and 2."""
+    with hosts_up(tmp_path, 4) as hosts:
+        reach = start_cluster(hosts, tmp_path, (), (), (), coordinator=HERE)
+        (tmp_path / "train.py").write_text(PROGRAM)
+        size = ("--elastic", "--min-nodes", "1", "--nnodes", "3", "--nproc-per-node", "1", "--workdir", str(tmp_path))
+        submitted = hosts.run(HERE, *bagua("job", "submit", *size, *reach, "--output", "json", "train.py"))
+        job_id = json.loads(submitted.splitlines()[-1])["job_id"]
+
+        def compute(ranks):
+            """So many do, together."""
+            last = [path.read_text().splitlines()[-1:] for path in tmp_path.rglob("rank-*.log")]
+            return sum(f" of {ranks} sum " in line for lines in last for line in lines) == ranks
+
+        def job():
+            return json.loads(hosts.run(HERE, *bagua("job", "show", job_id, "--output", "json", *reach)))
+
+        sandbox.wait_until(lambda: compute(3), WITHIN_S, lambda: str(job()))
+        for source, target in broken:
+            hosts.cut(source, target)
+        sandbox.wait_until(lambda: compute(left), WITHIN_S, lambda: str(job()))
+        shown = job()
+        assert shown["state"] == "running", shown
+        assert "is put out, since nothing passes between it and" in shown["reason"], shown
+        nodes = {rank["node_id"].partition("-")[0] for rank in shown["ranks"]}
+        assert len(nodes) == left and not any({f"h{one}", f"h{other}"} <= nodes for one, other in broken), shown
+        (tmp_path / "stop").touch()
+        sandbox.wait_until(lambda: job()["state"] in ("succeeded", "failed"), WITHIN_S)
+        assert job()["state"] == "succeeded", job()

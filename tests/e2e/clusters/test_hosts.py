@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import threading
-import time
 
 import pytest
 from e2e.clusters.conftest import TELL
@@ -38,15 +37,12 @@ def test_two_hosts_are_one_job(sandbox, sshd):
 
 @pytest.mark.full  # e2e/test_run and test_service pass secrets, too
 def test_a_secret_stays_in_memory(sandbox, sshd):
-    sandbox.script("hold.py", leaks.HOLD)
-    secret = leaks.secret_file(sandbox.folder)
-    process = sandbox.start(*sandbox.command, *words(sshd, 2, "--secret", "HF_TOKEN=hf.token", "hold.py"))
-    sandbox.wait_until(lambda: len(list(sandbox.folder.glob("has-*"))) == 2, 5 * SOON_S)
-    leaks.assert_kept(secret, sandbox.folder / "hf.token", sandbox.folder, sandbox.runtime, sshd.folder)
-    (sandbox.folder / "stop").touch()
-    done = sandbox.finish(process, time.monotonic())
-    assert done.code == 0 and done.out.count(hashlib.sha256(secret.encode()).hexdigest()) == 2, done.text
-    assert secret not in done.text
+    sandbox.script("look.py", leaks.LOOK)
+    file, secret = leaks.secret_file(sandbox.folder)
+    done = sandbox.bagua(*words(sshd, 2, "--secret", f"HF_TOKEN={file.name}", "--keep-state", "look.py"))
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    assert done.code == 3 and done.out.count(digest) == 2 and "seen" not in done.out and secret not in done.text
+    assert leaks.files_with(secret, sandbox.folder, sandbox.runtime, sshd.folder) == [file]
 
 
 def test_a_host_that_lets_nobody_in(sandbox, sshd):

@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 from rig.clusters.namespaces import DEADLINE, PYTHON, bagua, hosts_up, start_cluster
+from rig.ranks.elastic import PROGRAM
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -19,39 +20,12 @@ def test_service_on_two_hosts_with_tls(hosts, tmp_path):
     reach = start_cluster(hosts, tmp_path, (), ())
     for host in range(2):
         assert "connections to other hosts are encrypted" in (tmp_path / f"services-{host}.log").read_text()
-    script = tmp_path / "sum.py"
-    script.write_text(
-        textwrap.dedent("""
-        import torch
-        import bagua.torch_api as bagua
-
-        bagua.init_process_group()
-        tensor = torch.full((100_003,), float(bagua.get_rank() + 1))
-        bagua.allreduce_inplace(tensor)
-        assert torch.equal(tensor, torch.full_like(tensor, 3.0)), tensor
-        statistics = bagua.communication.statistics()
-        print("between hosts", statistics.bytes_sent)
-        assert statistics.bytes_sent > 400_000
-        """)
-    )
-    size = ["--nnodes", "2", "--nproc-per-node", "1"]
+    (tmp_path / "sum.py").write_text(PROGRAM)
+    (tmp_path / "stop").touch()  # after the first sum
+    size = ["--elastic", "--nnodes", "2", "--nproc-per-node", "1", "--workdir", str(tmp_path)]
     # From the other host: the client, too, comes with TLS and the token.
-    output = hosts.run(1, *bagua("job", "submit", *size, "--watch", "--output", "json", *reach, str(script)))
-    assert "succeeded" in output.lower()
-
-
-@pytest.mark.full  # integration/engine/test_engine_encryption.py
-def test_hosts_that_disagree_about_encryption(hosts, tmp_path):
-    """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
-    reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))
-    assert "NOT encrypted (--plain-data)" in (tmp_path / "services-1.log").read_text()
-    script = tmp_path / "sum.py"
-    script.write_text("import bagua.torch_api as bagua\nbagua.init_process_group()\nbagua.barrier()\n")
-    size = ["--nnodes", "2", "--nproc-per-node", "1"]
-    process = hosts.start(0, *bagua("job", "submit", *size, "--watch", *reach, str(script)))
-    output, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode != 0
-    assert "--plain-data" in output and "give it to all hosts or to none" in " ".join(output.split()), output
+    output = hosts.run(1, *bagua("job", "submit", *size, "--watch", *reach, str(tmp_path / "sum.py")))
+    assert all(f"generation 1 rank {rank} of 2 sum 1" in output for rank in (0, 1)) and "succeeded" in output, output
 
 
 @pytest.mark.full  # test_ephemeral.py has two agents of torchrun on this machine

@@ -120,49 +120,31 @@ def test_python_without_srun_is_told_of_the_allocation(sandbox, cluster):
     assert one.code == 0 and "Slurm job" not in one.out, one.text
 
 
-@pytest.mark.full  # the next one starts ranks with srun, too
-def test_bare_srun_is_one_job(sandbox, cluster):
-    """As both pages say it, and in the same words."""
-    [command] = {*pages.run_by("test_bare_srun_is_one_job", PAGE, TUTORIAL)}
-    sandbox.script("train.py", SUM)
-    done = typed(sandbox, cluster, command)
-    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)], (
-        done.text
-    )
-    sandbox.assert_all_gone(within=SOON_S)
-
-
 @pytest.mark.full  # others call the same with their own scripts
-def test_commands_of_the_page(sandbox, cluster):
-    """The template asks for four nodes: options before the file say otherwise, as the page has it."""
-    sandbox.script("train.py", TELL)
-    for command in pages.run_by("test_commands_of_the_page", PAGE):
-        log = sandbox.folder / "job.log"
-        log.unlink(missing_ok=True)
-        if "train.sbatch" in command:
-            command = command.replace("sbatch ", "sbatch -N 2 --ntasks-per-node 2 --time 0:10:00 ", 1)
-        done = typed(sandbox, cluster, command.replace("sbatch ", f"sbatch --wait --output={log} ", 1))
-        text = done.out + (log.read_text() if log.exists() else "")
-        assert sorted(re.findall(r"^\[rank \d\] rank (\d) of 4", text, re.M)) == list("0123"), text
-    sandbox.assert_all_gone(within=SOON_S)
-
-
-@pytest.mark.full  # the same by other commands
-def test_three_ways_to_one_job(sandbox, cluster, tmp_path_factory):
-    """By srun, in an allocation, and over an sshd on this machine, which is both hosts."""
-    *slurms, ssh = pages.run_by("test_three_ways_to_one_job", "docs/running.md")
+def test_commands_of_the_pages(sandbox, cluster, tmp_path_factory):
+    """By srun, in an allocation, by batch scripts, and over an sshd on this machine, which is both hosts. The template
+    asks for four nodes: options before the file say otherwise, as the page has it."""
+    test = "test_commands_of_the_pages"
+    *slurms, ssh = pages.run_by(test, "docs/running.md")
     server = Sshd(tmp_path_factory.mktemp("sshd"))
+    sandbox.script("train.py", SUM)
+    log = sandbox.folder / "job.log"
     try:
-        sandbox.script("train.py", SUM)
-        here = f"--hosts 127.0.0.1:{server.port},127.0.0.1:{server.port} --ssh {shlex.quote(server.ssh)}"
-        done = [typed(sandbox, cluster, command) for command in slurms]
-        done.append(typed(sandbox, Slurm(), ssh.replace("--hosts h1,h2", here)))
+        for command in {*pages.run_by(test, PAGE, TUTORIAL), *slurms, ssh}:
+            log.unlink(missing_ok=True)
+            where = cluster
+            if command == ssh:
+                hosts = ",".join([f"127.0.0.1:{server.port}"] * 2)
+                command = command.replace("--hosts h1,h2", f"--hosts {hosts} --ssh {shlex.quote(server.ssh)}")
+                where = Slurm()
+            elif "train.sbatch" in command:
+                command = command.replace("sbatch ", "sbatch -N 2 --ntasks-per-node 2 --time 0:10:00 ", 1)
+            done = typed(sandbox, where, command.replace("sbatch ", f"sbatch --wait --output={log} ", 1))
+            text = done.out + (log.read_text() if log.exists() else "")
+            found = set(re.findall(r"rank \d on node \d has [\d.]+", text))
+            assert found == {f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)}, f"{command}: {text}"
     finally:
         server.close()
-    for one in done:
-        assert {f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)} == set(
-            re.findall(r"rank \d on node \d has [\d.]+", one.out)
-        ), one.text
     sandbox.assert_all_gone(within=SOON_S)
 
 
@@ -217,9 +199,7 @@ def start_now(sandbox, cluster, job, log):
 @pytest.mark.full  # two starts of four ranks with torch
 def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox, own):
     """With the files of the tutorial. The signal comes before its time."""
-    for block in pages.of_page("tutorials/slurm"):
-        if block.file:
-            (sandbox.folder / block.file).write_text(block.text)
+    pages.write_files(TUTORIAL, sandbox.folder)
     submit, look = pages.run_by("test_a_time_limit_becomes_a_checkpoint_and_a_new_start", TUTORIAL)
     job = typed(sandbox, own, submit).out.split()[-1]
     assert job in typed(sandbox, own, look).out
@@ -289,36 +269,29 @@ def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox, own):
     job.ends_well()
 
 
-@pytest.mark.full  # the next one gives more commands
-def test_a_shell_on_the_first_node(sandbox, own):
-    """Opened in a terminal, as the page says; there the variable is set that the job's output names."""
-    opened, export = pages.run_by("test_a_shell_on_the_first_node", PAGE)
+@pytest.mark.full  # e2e/elastic/test_elastic.py scales jobs
+def test_an_elastic_job_is_scaled_while_it_runs(sandbox, own):
+    """By a shell on the first node that is opened in a terminal, as the page says; there the variable is set that the
+    job's output names."""
+    opened, export, *commands = pages.run_by("test_an_elastic_job_is_scaled_while_it_runs", PAGE)
     job = Elastic(sandbox, own)
-    assert own.own is not None
     number = own.own.call("squeue", "-h", "-o", "%A").split()[0]
     told = re.search(r"Other commands for this job, on (\S+): (export \S+)", job.log.read_text())
-    assert told, job.log.read_text()
-    name, _, _ = export.partition("=")
-    assert told[2].startswith(f"{name}="), told[2]
+    assert told and told[1] == NODES[0], job.log.read_text()
+    assert told[2].startswith(export.partition("=")[0]), told[2]
     opened = opened.replace("--jobid 42", f"--jobid {number}").replace("-w n1", f"-w {told[1]}")
-    lines = f"{told[2]}\\nPATH={Path(sys.executable).parent}:$PATH bagua job list\\nexit\\n"
-    done = typed(sandbox, own, f"printf '{lines}' | script -qec '{opened}' /dev/null")
-    assert re.search(r"job-[0-9a-f]+", done.out) and "running" in done.out, done.text
-    job.ends_well()
 
+    def shell(command):
+        lines = f"{told[2]}\\nPATH={Path(sys.executable).parent}:$PATH {command}\\nexit\\n"
+        return typed(sandbox, own, f"printf '{lines}' | script -qec '{opened}' /dev/null").out
 
-@pytest.mark.full  # e2e/elastic/test_elastic_changes.py scales jobs
-def test_an_elastic_job_is_scaled_while_it_runs(sandbox, own):
-    """On the first node, with the variable that the job's output names."""
-    job = Elastic(sandbox, own)
-    told = re.search(rf"Other commands for this job, on {re.escape(NODES[0])}: export (\S+)", job.log.read_text())
-    assert told, job.log.read_text()
-    ids = []
-    for command in (*pages.run_by("test_an_elastic_job_is_scaled_while_it_runs", PAGE), "bagua job scale ID 2"):
-        if ids and "scale" in command and command.endswith("2"):
+    said = shell("bagua job list")
+    [job_id] = set(re.findall(r"job-[0-9a-f]+", said))
+    assert "running" in said, said
+    for command in (*commands, "bagua job scale ID 2"):
+        if command.endswith("2"):
             job.wait_for("rank 0 of 1 sum 0")
-        found = typed(sandbox, own, f"export {told[1]}; " + command.replace("ID", ids[0] if ids else "ID"))
-        ids = ids or re.findall(r"job-[0-9a-f]+", found.out)
+        shell(command.replace("ID", job_id))
     job.wait_for("rank 1 of 2 sum 2")  # a newcomer, the third member
     job.ends_well()
 

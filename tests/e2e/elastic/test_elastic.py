@@ -6,11 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from rig.limits import SOON_S
 from rig.ranks.elastic import PROGRAM
-
-from bagua.base.daemon_process import daemon_pid
 
 
 def seen(service, job_id, holds):
@@ -102,48 +99,3 @@ def test_a_run_goes_on_without_a_killed_rank_and_shows_newcomers(sandbox):
     document = json.loads(finished.out.splitlines()[-1])
     assert (finished.code, document["state"], document["generation"]) == (0, "succeeded", 4), finished.text
     assert sorted((rank["member"], rank["signal"]) for rank in document["gone"]) == [(0, 9), (1, 9)]
-
-
-BEGINS = """
-import os, signal
-if os.environ["RANK"] == "0":
-    os.kill(os.getpid(), signal.SIGKILL)
-import torch
-import torch.distributed as dist
-import bagua.torch_api as bagua
-bagua.init_process_group()
-mine, theirs = torch.ones(1), torch.ones(1)
-bagua.allreduce_inplace(mine)
-dist.all_reduce(theirs)
-print(f"rank {bagua.get_rank()} of {bagua.get_world_size()} sums {mine.item():g} {theirs.item():g}", flush=True)
-"""
-
-
-@pytest.mark.full
-def test_a_rank_is_killed_before_it_has_joined(sandbox):
-    """Its process has ended: the others, which come later, go on without it, and events say why."""
-    script = sandbox.script("train.py", BEGINS)
-    finished = sandbox.bagua("run", "--elastic", "--nproc-per-node", "3", "--output", "json", script)
-    document = json.loads(finished.out.splitlines()[-1])
-    assert (finished.code, document["state"], document["generation"]) == (0, "succeeded", 2), finished.text
-    assert "generation 2: rank 0 on node node-0 was killed by SIGKILL" in finished.err
-    assert all(f"rank {rank} of 2 sums 2 2" in finished.err for rank in range(2)), finished.text
-
-
-@pytest.mark.full
-def test_a_node_is_lost_before_it_has_started_its_ranks(idle_service, sandbox):
-    service = idle_service
-    service.start_coordinator()
-    service.start_node("node-a", 1)
-    second = service.start_node("node-b", 1)
-    both = (daemon_pid(second.pid), second.pid)
-    for pid in both:
-        os.kill(pid, signal.SIGSTOP)  # its session lives
-    job_id = service.submit("--elastic", "--nnodes", "2", sandbox.script("train.py", PROGRAM))
-    seen(service, job_id, lambda job: job["state"] == "starting" and job["ranks"][0]["pid"])
-    for pid in both:
-        os.kill(pid, signal.SIGKILL)
-    job = trains(service, job_id, 0)
-    assert job["reason"].startswith("generation 2: node node-b") and job["reason"].endswith("; 1 rank goes on")
-    (sandbox.folder / "stop").touch()
-    service.wait_for_state(job_id, ["succeeded"], within=SOON_S * 4)  # until node-b is fenced

@@ -11,9 +11,7 @@ PAGE = "docs/learning-rate.md"
 
 @pytest.mark.full  # unit/torch_api/data/test_learning_rate.py
 def test_the_rate_follows_the_ranks(core, sandbox):
-    for block in pages.of_path(pages.ROOT / PAGE):
-        if block.file:
-            sandbox.script(block.file, block.text)
+    pages.write_files(PAGE, sandbox.folder)
     [command] = pages.run_by("test_the_rate_follows_the_ranks", PAGE)
     done = sandbox.bagua(*command.split()[1:], deadline=3 * SOON_S)
     assert done.code == 0, done.text

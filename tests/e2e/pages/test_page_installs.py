@@ -221,20 +221,20 @@ class Environment:
 @pytest.fixture(scope="module")
 def environment(core, tmp_path_factory):
     """One in which Bagua was installed from a clone, by the commands of docs/install.md."""
-    from tests.e2e.conftest import Sandbox
+    from tests.e2e.conftest import sandbox_in
 
-    sandbox = Sandbox(tmp_path_factory.mktemp("installs"))
+    folder = tmp_path_factory.mktemp("installs")
     try:
-        made = Environment(sandbox, "env")
-        if (probe := made.attempt(PROBE)).code:
-            pytest.skip(f"no package index can be reached: {probe.err.strip().splitlines()[-1]}")
-        clone(sandbox.folder / "clone")
-        for command in pages.run_by("test_a_clone_and_its_extras", "docs/install.md"):
-            made.type(command)
-        yield made
+        with sandbox_in(folder) as sandbox:
+            made = Environment(sandbox, "env")
+            if (probe := made.attempt(PROBE)).code:
+                pytest.skip(f"no package index can be reached: {probe.err.strip().splitlines()[-1]}")
+            clone(sandbox.folder / "clone")
+            for command in pages.run_by("test_a_clone_and_its_extras", "docs/install.md"):
+                made.type(command)
+            yield made
     finally:
-        sandbox.close()
-        shutil.rmtree(sandbox.folder, ignore_errors=True)  # gigabytes
+        shutil.rmtree(folder, ignore_errors=True)  # gigabytes
 
 
 def test_a_clone_and_its_extras(environment):
@@ -291,32 +291,25 @@ def test_loggers(environment):
     assert [path for path in folder.rglob("*.wandb") if b"loss" in path.read_bytes()], "and Weights & Biases"
 
 
-def test_a_script_of_deepspeed(environment):
-    """Before and after the move the same loss is printed. DeepSpeed's launcher starts the script of Bagua, too."""
-    environment.type("pip install deepspeed")
-    page = "docs/moving/deepspeed.md"
-    for block in pages.of_path(pages.ROOT / page):
-        if block.file:
-            (environment.sandbox.folder / block.file).write_text(block.text)
-    [before] = pages.run_by("test_a_script_of_deepspeed", page)
-    commands = (before, before.replace("before.py", "after.py"), "bagua run --nproc-per-node 2 after.py")
-    losses = [re.findall(r"loss \d+\.\d+", environment.type(command)) for command in commands]
-    assert losses == [losses[0]] * 3 and len(losses[0]) == 1, losses
-
-
-def test_a_script_of_horovod(environment):
-    """Before and after the move the same loss is printed. Horovod has an environment of its own."""
-    page = "docs/moving/horovod.md"
-    own = Environment(environment.sandbox, "horovod")
-    for command in HOROVOD:
-        own.type(command)
-    for block in pages.of_path(pages.ROOT / page):
-        if block.file:
-            (environment.sandbox.folder / block.file).write_text(block.text)
-    [before] = pages.run_by("test_a_script_of_horovod", page)
-    said = (own.type(before), environment.type("bagua run --nproc-per-node 2 after.py"))
+@pytest.mark.parametrize("name", ["deepspeed", "horovod"])
+def test_a_script_of_others(environment, name):
+    """Before and after the move the same loss is printed. Horovod has an environment of its own; DeepSpeed's launcher
+    starts the script of Bagua, too."""
+    page = f"docs/moving/{name}.md"
+    pages.write_files(page, environment.sandbox.folder)
+    [before] = pages.run_by("test_a_script_of_others", page)
+    after = ["bagua run --nproc-per-node 2 after.py"]
+    if name == "horovod":
+        other = Environment(environment.sandbox, name)
+        for command in HOROVOD:
+            other.type(command)
+    else:
+        other = environment
+        other.type("pip install deepspeed")
+        after.append(before.replace("before.py", "after.py"))
+    said = [other.type(before), *(environment.type(command) for command in after)]
     losses = [re.findall(r"loss \d+\.\d+", text) for text in said]
-    assert losses == [losses[0]] * 2 and len(losses[0]) == 1, losses
+    assert losses == [losses[0]] * len(said) and len(losses[0]) == 1, losses
 
 
 def test_ray(environment):
@@ -343,9 +336,7 @@ def test_daemons_on_ray(environment):
     folder = sandbox.folder / "service"
     (folder / "program").mkdir(parents=True)
     (folder / "program" / "train.py").write_text(SUMS)
-    for block in pages.of_path(pages.ROOT / page):
-        if block.file:
-            (folder / block.file).write_text(block.text)
+    pages.write_files(page, folder)
     there = {"10.0.0.1:7670": f"127.0.0.1:{free_port()}", "10.0.0.1": "127.0.0.1"}
     there["~/.local/state/bagua"] = str(sandbox.state)
     commands = pages.run_by("test_daemons_on_ray", page)

@@ -3,7 +3,7 @@
 A pod has an address of its own (127.x.y.z), and a mount namespace in which its volumes lie where the pod mounts them
 below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Limits,
 probes, init containers and all other mounts are left out, and of images there are their programs alone (``IMAGES``).
-A service account is a kubeconfig (``accounts``), not a folder. ``kubelet_server`` has logs and commands in pods.
+A service account is a kubeconfig (``accounts``), not a folder. Nothing is served: no logs, no commands in pods.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-
-from rig.clusters.kubelet_server import KubeletServer
 
 TICK_S = 0.1
 SECRETS_S = 1.0
@@ -111,11 +109,7 @@ class Kubelet(threading.Thread):
         self._secrets_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self.hosts.write_text("127.0.0.1 localhost\n")
-        self.server = KubeletServer(folder, self.log, self.pid)
-        reached = {
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.server.port}},
-        }
+        reached = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
         for name in self.machines:
             body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": reached}
             self.api.post("/api/v1/nodes", json=body).raise_for_status()
@@ -132,7 +126,6 @@ class Kubelet(threading.Thread):
         """Kills what runs."""
         self._over.set()
         self.join(30)
-        self.server.close()
         for one in self.running.values():
             _kill(one.process)
 

@@ -1,4 +1,4 @@
-"""Neighbours of the operator: definitions of Kueue, Volcano and cert-manager with the fields that it writes.
+"""A neighbour of the operator: definitions of cert-manager with the fields that it writes.
 
 Nothing is behind them. The API server prunes every other field, so what comes back is what such a cluster would store.
 """
@@ -27,13 +27,6 @@ def definition(group, version, kind, scope="Namespaced", **fields):
 
 KEY = {"algorithm": STRING, "size": {"type": "integer"}, "encoding": STRING, "rotationPolicy": STRING}
 NEIGHBOURS = [
-    definition("kueue.x-k8s.io", "v1beta1", "Workload"),
-    definition(
-        *("scheduling.volcano.sh", "v1beta1", "PodGroup"),
-        minMember={"type": "integer", "format": "int32"},
-        queue={**STRING, "default": "default"},
-        priorityClassName=STRING,
-    ),
     definition(
         *("cert-manager.io", "v1", "Certificate"),
         isCA={"type": "boolean"},

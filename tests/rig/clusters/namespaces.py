@@ -1,15 +1,17 @@
 """Hosts with addresses of their own on one machine: network namespaces on a bridge. Links between them can be cut."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
+
+from bagua.base.child_service import ServiceProcess
 
 PYTHON = sys.executable
 DEADLINE = 120.0
@@ -104,33 +106,12 @@ def bagua(*arguments):
     return [PYTHON, "-P", "-m", "bagua.cli.main", *arguments]
 
 
-def wait_for_line(process, read_end):
-    """The ready line that a service writes to the descriptor it was given."""
-    with os.fdopen(read_end) as pipe:
-        line = pipe.readline()
-    assert line, process.communicate(timeout=10)[0]
-    return json.loads(line)
-
-
-def start_service(hosts, host, *command):
-    read_end, write_end = os.pipe()
-    os.set_inheritable(write_end, True)
-    full = {**os.environ, "BAGUA_STATE_DIR": str(hosts.folder / f"state-{host}")}
-    with (hosts.folder / f"services-{host}.log").open("a") as log:
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", hosts.names[host], *command, "--ready-fd", str(write_end)],
-            env=full,
-            pass_fds=[write_end],
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    hosts.processes.append(process)
-    os.close(write_end)
-    ready = wait_for_line(process, read_end)
-    assert "error" not in ready, ready
-    return ready
+def start_service(hosts, host, *words):
+    """``bagua`` with these words."""
+    prefix = ["ip", "netns", "exec", hosts.names[host], "env", f"BAGUA_STATE_DIR={hosts.folder / f'state-{host}'}"]
+    made = ServiceProcess(words[0], "bagua.cli.main", words, hosts.folder / f"services-{host}.log", prefix)
+    hosts.processes.append(made.process)
+    return made.wait_ready(time.monotonic() + DEADLINE)
 
 
 def start_cluster(hosts, folder, *more, coordinator=0):
@@ -138,10 +119,10 @@ def start_cluster(hosts, folder, *more, coordinator=0):
     coordinator."""
     certs, address = folder / "certs", hosts.addresses[coordinator]
     hosts.run(coordinator, *bagua("certs", str(certs), "--host", address))
-    start_service(hosts, coordinator, *bagua("coordinator", "--listen", f"{address}:7670", "--tls", str(certs)))
+    start_service(hosts, coordinator, "coordinator", "--listen", f"{address}:7670", "--tls", str(certs))
     token = ["--token-file", str(folder / f"state-{coordinator}" / "token")]
     reach = ["--coordinator", f"{address}:7670", "--tls", str(certs), *token]
     for host, (address, options) in enumerate(zip(hosts.addresses, more, strict=False)):
         named = ["--name", f"h{host}", "--slots", "2", "--data-host", address]
-        start_service(hosts, host, *bagua("daemon", *reach, *named, *options))
+        start_service(hosts, host, "daemon", *reach, *named, *options)
     return reach

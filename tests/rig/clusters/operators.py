@@ -116,11 +116,8 @@ class Operated:
         assert answer.status_code == 200, answer.text
 
     def annotate(self, name, key, value):
-        self.annotate_object(f"{JOBS}/{name}", key, value)
-
-    def annotate_object(self, path, key, value):
         body = {"metadata": {"annotations": {key: value}}}
-        self.api.patch(path, content=json.dumps(body), headers=PATCH).raise_for_status()
+        self.api.patch(f"{JOBS}/{name}", content=json.dumps(body), headers=PATCH).raise_for_status()
 
     def scale(self, name, replicas):
         """As `kubectl scale` does, which is used where there is one."""

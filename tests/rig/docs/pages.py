@@ -169,6 +169,15 @@ def of_page(name):
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
 
 
+def write_files(name, folder, *but):
+    """Writes the files that a page shows, into this folder."""
+    for block in of_path(ROOT / name):
+        if block.file and block.file not in but:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+
+
 def run_by(test, *names):
     """Commands of all blocks of these pages (paths of the repository) that are marked as run by the test of this name.
     Raises AssertionError for a page without one."""
