@@ -23,6 +23,8 @@ from bagua.proto import common_pb2, node_pb2, node_pb2_grpc
 
 WAIT_S = 60.0
 LIVE = [1, 2, 3, 4, common_pb2.JOB_STATE_WAITING]
+RUNNING = {"state": common_pb2.RANK_STATE_RUNNING, "pid": 77}
+DONE = {"state": common_pb2.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 _TESTS = itertools.count()
 
 FAST = {
@@ -180,6 +182,27 @@ class Peer:
         self._call.cancel()
         self._thread.join(WAIT_S)
         self._channel.close()
+
+
+def held(job, *ranks, **more):
+    """A job as a daemon that comes back tells of it: its ranks run, but for what ``more`` says."""
+    told = [common_pb2.RankStatus(rank=rank, **{**RUNNING, **more}) for rank in ranks]
+    return node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=node_pb2.LOCAL_PHASE_STARTED, ranks=told)
+
+
+@pytest.fixture
+def run_on(until):
+    """Starts a job with ranks of one node; returns its RunJob."""
+
+    def run(client, peer, nproc=1):
+        spec = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=nproc, placement_timeout_s=30, stop_grace_s=1)
+        job = client.submit(spec)
+        order = peer.expect(node_pb2.RunJob)
+        peer.report(order, node_pb2.LOCAL_PHASE_STARTED, dict.fromkeys(range(nproc), RUNNING))
+        until(client, job.job_id, common_pb2.JOB_STATE_RUNNING)
+        return order
+
+    return run
 
 
 @pytest.fixture

@@ -13,20 +13,14 @@ from bagua.daemon.coordinator.streams.logs import WINDOW_BYTES
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
-from .conftest import PATIENT
-
-RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+from .conftest import PATIENT, held
 
 
 @pytest.fixture
-def run(coordinator, client, connect, until):
+def run(coordinator, client, connect, run_on):
     """(node, its job with two ranks)."""
     a = connect(coordinator, "a")
-    client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
-    order = a.expect(n.RunJob)
-    a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
-    until(client, order.job_id, c.JOB_STATE_RUNNING)
-    return a, order
+    return a, run_on(client, a, 2)
 
 
 def reply(peer, read, data, offset=0, **more):
@@ -68,16 +62,16 @@ def test_logs_of_all_ranks_come_from_their_node(run, client):
     assert reading.texts() == {0: b"hello from 0\n", 1: b"hello from 1\n"}
 
 
-def test_one_rank_and_a_rank_that_is_not_there(run, client):
+def test_what_a_node_can_not_read_is_told(run, client):
     a, order = run
     reading = Reading(client, order.job_id, ranks=[1], follow=True)
     read = a.expect(n.ReadLog)
     assert read.rank == 1 and read.follow
-    reply(a, read, b"", error="the file is gone", eof=True)
+    reply(a, read, b"later\n", offset=1000, missing=1000, error="the file is gone", eof=True)
     reading.join(20)
-    assert [(chunk.error, chunk.eof) for chunk in reading.chunks] == [("the file is gone", True)]
-    with pytest.raises(InvalidRequestError, match="there is no rank 2, the job has 2 ranks"):
-        list(client.logs(order.job_id, ranks=[2]))
+    (told,) = reading.chunks
+    assert (told.offset, told.missing, told.data) == (1000, 1000, b"later\n")
+    assert (told.error, told.eof) == ("the file is gone", True)
 
 
 def test_the_node_is_told_when_the_reader_goes_away(coordinator, run):
@@ -99,31 +93,28 @@ def test_the_node_is_told_when_the_reader_goes_away(coordinator, run):
     assert a.quiet()
 
 
-def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
+def test_a_node_that_goes_away_ends_its_logs_with_words(run, client, until):
+    """At once for those that don't follow, with the job for those that do."""
     a, order = run
-    reading = Reading(client, order.job_id, ranks=[0])
-    reply(a, a.expect(n.ReadLog), b"before")
+    reading, following = (Reading(client, order.job_id, ranks=[0], follow=follow) for follow in (False, True))
+    for _ in range(2):
+        reply(a, a.expect(n.ReadLog), b"before")
     a.close()
     reading.join(20)
     assert reading.chunks[-1].eof and "node a has lost its connection" in reading.chunks[-1].error
-    late = list(client.logs(order.job_id, ranks=[0]))
-    assert "node a is not connected" in late[0].error
+    assert "node a is not connected" in next(client.logs(order.job_id, ranks=[0])).error
+    client.cancel(order.job_id)
+    until(client, order.job_id, c.JOB_STATE_CANCELLED, c.JOB_STATE_FAILED)
+    following.join(20)
+    assert following.chunks[-1].eof and "node a is not connected" in following.chunks[-1].error
 
 
-def held(order):
-    ranks = [c.RankStatus(rank=rank, **RUNNING) for rank in (0, 1)]
-    return n.LocalJob(job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks)
-
-
-def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, until):
+def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, run_on):
     coordinator = start(**PATIENT)  # so that the job goes on meanwhile
     a = connect(coordinator, "a")
     with coordinator.client() as client:
-        job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
-        order = a.expect(n.RunJob)
-        a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
-        until(client, job.job_id, c.JOB_STATE_RUNNING)
-        reading = Reading(client, job.job_id, ranks=[0], follow=True)
+        order = run_on(client, a, 2)
+        reading = Reading(client, order.job_id, ranks=[0], follow=True)
         reply(a, a.expect(n.ReadLog), b"before ")
         while not reading.chunks:
             time.sleep(0.05)
@@ -132,7 +123,7 @@ def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, until)
             time.sleep(0.05)
         told = reading.chunks.pop()
         assert not told.eof and "node a is not connected: the rest comes when it is back" in told.error
-        a = connect(coordinator, "a", jobs=(held(order),))
+        a = connect(coordinator, "a", jobs=(held(order, 0, 1),))
         while not isinstance(read := a.next(), n.ReadLog):
             pass
         assert read.offset == len(b"before ")
@@ -140,28 +131,14 @@ def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, until)
         assert reading.texts() == {0: b"before and after"}
 
 
-def test_a_node_that_stays_away_ends_its_logs_with_the_job(run, client, until):
-    a, order = run
-    reading = Reading(client, order.job_id, ranks=[0], follow=True)
-    reply(a, a.expect(n.ReadLog), b"before")
-    a.close()
-    client.cancel(order.job_id)
-    until(client, order.job_id, c.JOB_STATE_CANCELLED, c.JOB_STATE_FAILED)
-    reading.join(20)
-    assert reading.chunks[-1].eof and "node a is not connected" in reading.chunks[-1].error
-
-
-def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connect, until):
+def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connect, run_on):
     """Nothing twice, and nothing left out: neither of a rank that was read before nor of one that was not."""
     first = start()
     a = connect(first, "a")
     with first.client() as client:
-        job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
-        order = a.expect(n.RunJob)
-        a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
-        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        order = run_on(client, a, 2)
         away = []
-        reading = Reading(client, job.job_id, follow=True, tail=3, on_away=away.append)
+        reading = Reading(client, order.job_id, follow=True, tail=3, on_away=away.append)
         reads = {read.rank: read for read in (a.expect(n.ReadLog), a.expect(n.ReadLog))}
         reply(a, reads[0], b"be")
         reply(a, reads[0], b"fore ", offset=2)
@@ -169,7 +146,7 @@ def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connec
             time.sleep(0.05)
         first.end(signal.SIGKILL)
         second = start(listen=first.address)
-        a = connect(second, "a", jobs=(held(order),))
+        a = connect(second, "a", jobs=(held(order, 0, 1),))
         again = {}
         while len(again) < 2:
             if isinstance(found := a.next(), n.ReadLog):
@@ -181,18 +158,16 @@ def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connec
         assert "No coordinator answers" in away[0]
 
 
-def test_following_a_job_that_waits_for_nodes(coordinator, client, connect):
+def test_jobs_without_ranks_yet(coordinator, client, connect):
+    """Logs of one that waits are followed once it runs; one that never ran has none."""
+    never = client.submit(c.JobSpec(entry="t.py", nnodes=9, nproc_per_node=1))
+    assert list(client.logs(never.job_id, follow=True)) == []
     job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=20))
     reading = Reading(client, job.job_id, follow=True)
     a = connect(coordinator, "a")
     a.expect(n.RunJob)
     reply(a, a.expect(n.ReadLog), b"there\n", eof=True)
     assert reading.texts() == {0: b"there\n"}
-
-
-def test_a_job_that_never_ran_has_no_logs(client):
-    job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1))
-    assert list(client.logs(job.job_id, follow=True)) == []
 
 
 def test_a_reader_sets_the_pace_and_loses_nothing(run, client):
@@ -240,22 +215,12 @@ def test_a_node_that_sends_more_than_it_was_asked_for(run, client):
     assert a.expect(n.EndLog).request_id == read.request_id
 
 
-def test_what_is_gone_is_told(run, client):
-    a, order = run
-    reading = Reading(client, order.job_id, ranks=[0])
-    reply(a, a.expect(n.ReadLog), b"later\n", offset=1000, missing=1000, eof=True)
-    reading.join(20)
-    assert [(chunk.offset, chunk.missing, chunk.data) for chunk in reading.chunks] == [(1000, 1000, b"later\n")]
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"tail_lines": 4_000_000_000}, "4000000000 are too many, 1000000 is the most"),
-        ({"ranks": [0] * 100_000}, "100000 were named, the job has 2 ranks"),
-    ],
-)
-def test_bounds_of_a_request(run, client, asked, words):
+def test_bounds_of_a_request(run, client):
     _, order = run
-    with pytest.raises(InvalidRequestError, match=words):
-        list(client.logs(order.job_id, tail=asked.get("tail_lines", 0), ranks=asked.get("ranks", ())))
+    for asked, words in (
+        ({"tail": 4_000_000_000}, "4000000000 are too many, 1000000 is the most"),
+        ({"ranks": [0] * 100_000}, "100000 were named, the job has 2 ranks"),
+        ({"ranks": [2]}, "there is no rank 2, the job has 2 ranks"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            list(client.logs(order.job_id, **asked))

@@ -43,7 +43,8 @@ def server(postgres_server):
 @pytest.mark.timeout(600)
 def test_a_service_moves_to_postgresql(tmp_path, server):
     """Its jobs are there afterwards, in a database that belongs to the role of the page."""
-    store = Store(open_engine(sqlite_url(_folder(tmp_path) / "bagua.db")))
+    (tmp_path / "coordinator").mkdir()
+    store = Store(open_engine(sqlite_url(tmp_path / "coordinator" / "bagua.db")))
     spec = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))
     job = JobRecord("job-1", spec, 1e9, submitted_clock=1.0, job_key=b"key")
     with closing(store), store.transaction() as tx:
@@ -61,20 +62,8 @@ def test_a_service_moves_to_postgresql(tmp_path, server):
         assert here in text
         text = text.replace(here, there)
     env = {**os.environ, **server, "BAGUA_STATE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        ["sh", "-eu", "-c", text],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=8 * SOON_S,  # one program after the other, with a start of Python each
-    )
-    assert done.returncode == 0, done.stdout
+    # One program after the other, with a start of Python each.
+    done = subprocess.run(["sh", "-eu", "-c", text], env=env, capture_output=True, text=True, timeout=8 * SOON_S)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith("1 jobs (1 PENDING), 1 events"), done.stdout
     assert settings.read_text() == f"BAGUA_COORDINATOR_DATABASE_URL={url}\n"
-
-
-def _folder(state):
-    folder = state / "coordinator"
-    folder.mkdir()
-    return folder

@@ -63,14 +63,11 @@ def issuer():
     made.close()
 
 
-def options(issuer):
-    grants = ["groups=ml:submit:vision", "groups=ops:admin", "email=eve@example.org:read"]
-    found = ["--oidc-issuer", issuer.url, "--oidc-audience", "bagua"]
-    return found + [part for grant in grants for part in ("--oidc-grant", grant)]
-
-
 def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
-    coordinator = start(*options(issuer), "--oidc-unix-user", "login")
+    options = ["--oidc-issuer", issuer.url, "--oidc-audience", "bagua", "--oidc-unix-user", "login"]
+    for grant in ("groups=ml:submit:vision", "groups=ops:admin", "email=eve@example.org:read"):
+        options += ["--oidc-grant", grant]
+    coordinator = start(*options)
     assert not coordinator.error
 
     def client(token):
@@ -96,21 +93,16 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
                 mallory.list()
         with client(issuer.token(sub="mallory", email="eve", login="mallory", **unverified)) as mallory:
             assert mallory.accounts.whoami().unix_user == "mallory"
-    names = set()
-    for end in "ab":
-        with client(issuer.token(sub="s" * 250 + end)) as one:
-            names.add(one.accounts.whoami().name)
-    assert len(names) == 2
-    with client(issuer.token(exp=time.time() - 600)) as late, pytest.raises(UnauthenticatedError, match="has expired"):
-        late.list()
-    other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    with client(issuer.token(sub="s" * 250 + "a")) as one, client(issuer.token(sub="s" * 250 + "b")) as other:
+        assert one.accounts.whoami().name != other.accounts.whoami().name
+    another = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     unsigned = jwt.encode({"iss": issuer.url, "aud": "bagua", "sub": "x", "exp": time.time() + 60}, None, "none")
     public = json.dumps(json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key())))
     bad = {
         "expired": issuer.token(exp=time.time() - 600),
         "for another program": issuer.token(aud="another"),
         "of another issuer": issuer.token(iss="http://127.0.0.1:1"),
-        "signed by another": issuer.token(other),
+        "signed by another": issuer.token(another),
         "an unknown key": issuer.token(kid="two"),
         "granted nothing": issuer.token(groups=["else"]),
         "without an end": issuer.token(exp=None),

@@ -26,7 +26,7 @@ def scoped(coordinator, job):
         yield made
 
 
-def test_it_submits_nothing_and_sees_nothing_of_others(coordinator, client, job, scoped):
+def test_it_sees_and_ends_its_own_job_alone(coordinator, client, job, scoped):
     other = client.submit(c.JobSpec(name="other", entry="x", nnodes=1, nproc_per_node=1, placement_timeout_s=60))
     for ask in (
         lambda: scoped.submit(c.JobSpec(entry="x", nnodes=1, nproc_per_node=1)),
@@ -41,10 +41,10 @@ def test_it_submits_nothing_and_sees_nothing_of_others(coordinator, client, job,
         with pytest.raises(ForbiddenError, match=f"good for job {job.job_id} alone"):
             ask()
     assert [found.state for found in client.list(limit=2)] == [c.JOB_STATE_PENDING] * 2
-
-
-def test_it_sees_and_ends_its_own_job(scoped, job):
-    assert scoped.get(job.job_id).spec.name == "mine"
+    with coordinator.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        token = make_token(coordinator.token, Scope(job.job_id, "node-00001"))
+        job_pb2_grpc.JobServiceStub(channel).GetJob(job_pb2.GetJobRequest(), metadata=call_metadata(token))
+    assert caught.value.code() is FORBIDDEN, "which names no job"
     with pytest.raises(ConflictError, match="waits for nodes"):  # allowed, but too early
         scoped.trace(job.job_id)
     scoped.cancel(job.job_id)
@@ -80,12 +80,3 @@ def test_of_another_coordinator_or_changed_it_is_no_token(coordinator, job):
     for shown in (forged, token[:-1], token.replace("node-00001", "node-00002"), token.replace("job~", "")):
         with Client(coordinator.address, token=shown) as stranger, pytest.raises(UnauthenticatedError):
             stranger.get(job.job_id)
-
-
-def test_requests_without_a_job_are_forbidden_too(coordinator, job):
-    token = make_token(coordinator.token, Scope(job.job_id, "node-00001"))
-    with coordinator.channel() as channel:
-        stub = job_pb2_grpc.JobServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.GetJob(job_pb2.GetJobRequest(), metadata=call_metadata(token))
-    assert caught.value.code() is FORBIDDEN

@@ -7,11 +7,11 @@ import time
 import grpc
 import pytest
 
-from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
-RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+from .conftest import RUNNING
+
 AHEAD_NS = 10**12
 
 
@@ -91,14 +91,3 @@ def test_a_node_that_sends_too_much_is_cut_off(run, client):
     flood = [c.TracePart(node_id="a", rank=0, spans=spans)] * 6
     Answering(a, flood), Answering(b, [part("b", 1)])
     assert client.trace(job_id, timeout_s=20).missing() == ["node a sent more than it was asked for"]
-
-
-def test_jobs_that_make_no_steps(run, client):
-    _, _, job_id = run
-    with pytest.raises(NotFoundError):
-        client.trace("job-nothing")
-    with pytest.raises(InvalidRequestError, match="1001 are too many"):
-        client.trace(job_id, steps=1001)
-    client.cancel(job_id)
-    with pytest.raises(ConflictError, match=r"is stopping|has ended \(cancelled\)"):
-        client.trace(job_id)

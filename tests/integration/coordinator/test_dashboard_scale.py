@@ -1,9 +1,6 @@
 """The dashboard with 1,000 nodes, 300 jobs that run and 10,000 that have ended: what a tab gets stays small and comes
 in pages, and a browser shows it without being slow."""
 
-import os
-from pathlib import Path
-
 import playwright.sync_api as playwright
 import pytest
 from rig.coordinator.fleet import FleetProcess
@@ -23,19 +20,10 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 RUNNING = 300
-SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
 FIGURES = """() => ({
     wide: document.documentElement.scrollWidth <= innerWidth,
     high: document.documentElement.scrollHeight,
-    rows: document.querySelectorAll("table.jobs tbody tr").length,
-    long: window.longest,
 })"""
-WATCH = """
-    window.longest = 0;
-    new PerformanceObserver((list) => {
-        for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
-    }).observe({ type: "longtask", buffered: true });
-"""
 
 
 def test_a_large_cluster_in_a_browser(start, tmp_path):
@@ -52,10 +40,9 @@ def test_a_large_cluster_in_a_browser(start, tmp_path):
             client.submit(spec)
         with playwright.sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            for name, size in (("desk", (1280, 900)), ("phone", (390, 800))):
-                page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+            for width, height in ((1280, 900), (390, 800)):
+                page = browser.new_page(viewport={"width": width, "height": height})
                 page.set_default_timeout(60_000)
-                page.add_init_script(WATCH)
                 page.goto(process.dashboard)
                 page.fill("input[name=token]", process.token)
                 page.click("button[type=submit]")
@@ -64,10 +51,7 @@ def test_a_large_cluster_in_a_browser(start, tmp_path):
                 tiles.to_contain_text(f"{RUNNING}", timeout=60_000)
                 playwright.expect(page.locator("canvas[aria-label='1000 nodes']")).to_be_visible(timeout=60_000)
                 playwright.expect(page.locator("table.jobs").nth(1)).to_be_visible(timeout=60_000)
-                if SHOTS:
-                    page.screenshot(path=str(Path(SHOTS) / f"large-{name}.png"), full_page=True)
                 found = page.evaluate(FIGURES)
-                print(name, found)
                 assert found["wide"] and found["high"] < 6_000, found
                 page.close()
             browser.close()

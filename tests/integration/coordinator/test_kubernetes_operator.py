@@ -1,7 +1,6 @@
 """The operator of Kubernetes over kmock and a real coordinator; the test plays kubelets, and daemons run nothing."""
 
 import base64
-from collections import Counter
 
 import pytest
 
@@ -13,8 +12,6 @@ for part in ("kmock", "kopf", "lightkube"):
     pytest.importorskip(part, reason=f"the operator's tests need {part}")
 
 from rig.clusters.kubernetes_mock import JOBS, PODS, Operator  # noqa: E402
-
-from bagua.operator.controller import Controller  # noqa: E402
 
 ELASTIC = {"image": "b:1", "replicas": 2, "elastic": {"maxReplicas": 4}, "run": {"script": "t.py"}}
 SECRETS = "/api/v1/namespaces/n/secrets"
@@ -82,32 +79,27 @@ def test_the_coordinator_tells_of_changes(operator, coordinator_of):
     assert operator.api.asked["GET", "/api/v1/namespaces/n/services"] == services, "they are not read at each look"
 
 
-def test_a_job_that_waits_asks_the_api_server_nothing(operator, monkeypatch):
+def asked(operator, *paths):
+    """How often these were asked for, some looks later."""
+    numbers = operator.controller.numbers
+    wanted = numbers.looks + 5
+    operator.wait(lambda: numbers.looks >= wanted)
+    return [operator.api.asked["GET", path] for path in paths]
+
+
+def test_a_job_that_waits_asks_the_api_server_nothing(operator):
     """Fifty of them would ask 60 times a second. What somebody deletes is made again at once."""
-    looks = Counter()
-    serve = Controller.serve
-
-    def counted(self, namespace, name):
-        again = serve(self, namespace, name)
-        looks[name] += 1
-        return again
-
-    def after_more_looks():
-        wanted = looks["j"] + 5
-        operator.wait(lambda: looks["j"] >= wanted)
-        return [operator.api.asked["GET", path] for path in (f"{JOBS}/j", f"{SECRETS}/j-token", f"{SECRETS}/j-tls")]
-
-    monkeypatch.setattr(Controller, "serve", counted)
+    paths = f"{JOBS}/j", f"{SECRETS}/j-token", f"{SECRETS}/j-tls"
     operator.submit("j", **ELASTIC)
     operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"])
-    operator.wait(lambda: after_more_looks() == after_more_looks())
+    operator.wait(lambda: asked(operator, *paths) == asked(operator, *paths))
     services = "/api/v1/namespaces/n/services"
     operator.http.delete(f"{services}/j-coordinator").raise_for_status()
     operator.wait(lambda: operator.names(services) == ["j-coordinator"])
-    operator.wait(lambda: after_more_looks() == after_more_looks())
-    before = after_more_looks()
+    operator.wait(lambda: asked(operator, *paths) == asked(operator, *paths))
+    before = asked(operator, *paths)
     operator.controller.listed()  # as after a watch that broke: things may have gone unseen
-    operator.wait(lambda: after_more_looks()[0] > before[0])
+    operator.wait(lambda: asked(operator, *paths)[0] > before[0])
 
 
 def test_a_job_from_its_creation_to_its_deletion(operator, coordinator_of):
@@ -177,29 +169,29 @@ def pods_of(operator):
     return [{"status": {}, **one} for one in found]
 
 
-@pytest.mark.parametrize(
-    ("path", "kind", "name"),
-    [
+def test_objects_of_others_stay_as_they_are(operator):
+    labels = {"bagua.dev/job": "j", "bagua.dev/role": "daemon"}  # as of a program that copies manifests
+    there = {}
+    for path, kind, name in (
         (SECRETS, "Secret", "j-tls"),
         ("/api/v1/namespaces/n/services", "Service", "j-coordinator"),
         ("/apis/apps/v1/namespaces/n/statefulsets", "StatefulSet", "j-coordinator"),
         (PODS, "Pod", "j-0"),
-    ],
-)
-def test_objects_of_others_stay_as_they_are(path, kind, name, operator):
-    labels = {"bagua.dev/job": "j", "bagua.dev/role": "daemon"}  # as of a program that copies manifests
-    theirs = {"metadata": {"name": name, "namespace": "n", "uid": "theirs", "labels": labels}, "spec": {"a": "b"}}
-    theirs |= {"data": {"tls.crt": "eA==", "tls.key": "eA==", "token": "eA=="}} if kind == "Secret" else {}
-    operator.http.post(path, json=theirs).raise_for_status()
-    before = operator.http.get(f"{path}/{name}").json()
+    ):
+        theirs = {"metadata": {"name": name, "namespace": "n", "uid": "theirs", "labels": labels}, "spec": {"a": "b"}}
+        theirs |= {"data": {"tls.crt": "eA==", "tls.key": "eA==", "token": "eA=="}} if kind == "Secret" else {}
+        operator.http.post(path, json=theirs).raise_for_status()
+        there[f"{kind} {name} already"] = f"{path}/{name}", operator.http.get(f"{path}/{name}").json()
     operator.submit("j", **ELASTIC)
 
-    condition = operator.wait(lambda: blocked(operator))
-    assert condition["reason"] == "NotOwned" and f"{kind} {name} already" in condition["message"]
-    status = operator.status("j")
-    assert status["phase"] == "Pending" and status["message"] == condition["message"]
-    assert operator.http.get(f"{path}/{name}").json() == before
-    operator.http.delete(f"{path}/{name}").raise_for_status()
+    while there:  # it tells of one after the other
+        condition = operator.wait(
+            lambda: (found := blocked(operator)) and any(words in found["message"] for words in there) and found
+        )
+        assert condition["reason"] == "NotOwned" and operator.status("j")["phase"] == "Pending"
+        path, before = there.pop(next(words for words in there if words in condition["message"]))
+        assert operator.http.get(path).json() == before
+        operator.http.delete(path).raise_for_status()
     operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"] and not blocked(operator))
 
 
@@ -230,12 +222,5 @@ def test_events_about_a_pod_that_does_not_start_are_asked_for_ever_more_rarely(o
     event = {"metadata": {"name": "old", "namespace": "n"}, "reason": "FailedMount", "message": "no Secret"}
     event |= {"involvedObject": {"kind": "Pod", "name": "j-0"}, "lastTimestamp": "2026-11-28T00:00:00Z"}
     operator.http.post("/api/v1/namespaces/n/events", json=event).raise_for_status()
-    looks = operator.controller.numbers
-
-    def asked():
-        wanted = looks.looks + 5
-        operator.wait(lambda: looks.looks >= wanted)
-        return operator.api.asked["GET", PODS]
-
-    operator.wait(lambda: asked() == asked())
+    operator.wait(lambda: asked(operator, PODS) == asked(operator, PODS))
     assert operator.api.asked["GET", "/api/v1/namespaces/n/events"] and not blocked(operator)
