@@ -1,12 +1,15 @@
-"""Every algorithm when ranks join: as one process that has their replicas, too, from that step on.
+"""Every algorithm when ranks join, and when ranks are lost between steps: as one process that has the replicas of the
+members of each step.
 
 All algorithms train in one job, a model for each of them. A newcomer takes over the state of the first rank, and trains
-on batches of its own from the next step on. Replicas are compared with the reference of each case after each step.
+on batches of its own from the next step on; the state of a lost rank is lost with it. Replicas are compared with the
+reference of each case after each step.
 """
 
 import copy
 import faulthandler
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,26 +20,52 @@ from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import compare_replicas, one_step
 from rig.files import await_file
 from rig.ranks.engine_hosts import make_ranks
+from rig.ranks.faults import kill_self
 
 import bagua.torch_api as bagua
+from bagua.torch_api.job.session import current
 
-JOINS_AFTER = 4  # steps
-WORLDS = {"2 ranks, then 4": ([[0, 1]], {0: [2, 3]}), "2 hosts x 1, then 1 and 2": ([[0], [1]], {1: [2]})}
-BECOMES = {"2 ranks, then 4": "4 ranks", "2 hosts x 1, then 1 and 2": "2 hosts, 1 and 2"}
-"""The world of a case in which its reference must hold."""
-CASES = {name: case for name, case in load_cases().items() if case.steps > JOINS_AFTER}
+CHANGED_AFTER = 4  # steps
+
+
+@dataclass(frozen=True)
+class Change:
+    """Ranks of each host, ranks that join by host, or ranks that are lost, and the world in which a case's reference
+    must hold then."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    then: str
+    newcomers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+
+    @property
+    def left(self):
+        return [rank for host in self.hosts for rank in host if rank not in self.lost]
+
+
+CHANGES = {
+    "2 ranks, then 4": Change(((0, 1),), "4 ranks", {0: (2, 3)}),
+    "2 hosts x 1, then 1 and 2": Change(((0,), (1,)), "2 hosts, 1 and 2", {1: (2,)}),
+    "4 ranks, then 2": Change(((0, 1, 2, 3),), "2 ranks", lost=(0, 2)),
+    "2 hosts x 2, then 1 and 2": Change(((0, 1), (2, 3)), "2 hosts, 1 and 2", lost=(0,)),
+}
+CASES = {name: case for name, case in load_cases().items() if case.steps > CHANGED_AFTER}
 ANEW = {
     name for name in CASES if re.match("async|low_precision|decentralized shift_one .*(minmax8|onebit|topk|int4)", name)
 }
 RARE = ANEW - {"async", "low_precision_decentralized", "decentralized shift_one minmax8 everywhere"}
 """Those that begin anew, but for one of each kind: with --full."""
 ON_ONE_HOST = {"async", "gradient_allreduce", "power_sgd", "qadam", "low_precision_decentralized", "streaming_diloco"}
-"""Those that are run on one host, too, without --full."""
+"""Those that newcomers join on one host, too, without --full."""
+LOSE_OFTEN = ON_ONE_HOST - {"qadam"} | {"top_k", "zero_one_adam", "diloco", "no_loco", "decentralized minmax8"}
+"""Those that lose ranks without --full: on two hosts."""
 
 
 def often_enough(world, name):
     """Whether a case is run in a world without --full."""
-    return name not in RARE and (len(WORLDS[world][0]) > 1 or name in ON_ONE_HOST)
+    if CHANGES[world].lost:
+        return name in LOSE_OFTEN and len(CHANGES[world].hosts) > 1
+    return name not in RARE and (len(CHANGES[world].hosts) > 1 or name in ON_ONE_HOST)
 
 
 def limit_s(names):
@@ -44,7 +73,7 @@ def limit_s(names):
     return 120.0 + 4.0 * len(names)
 
 
-def rank_train(names, folder):
+def rank_train(names, folder, lost=()):
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
     faulthandler.dump_traceback_later(limit_s(names), exit=True)  # for hangs alone
     bagua.init_process_group()
@@ -57,11 +86,17 @@ def rank_train(names, folder):
         optimizers = case.optimizers(model)
         models[name] = model.with_bagua(optimizers, case.algorithm(), **case.options), optimizers
     found = {name: [] for name in names}
-    for step in range(JOINS_AFTER if newcomer else 0, max(CASES[name].steps for name in names)):
-        bagua.wait_to_join()
-        if step == JOINS_AFTER - 1:
-            Path(folder, "ready").touch()
-            await_file(Path(folder, "planned"), limit_s(names))
+    for step in range(CHANGED_AFTER if newcomer else 0, max(CASES[name].steps for name in names)):
+        if lost:
+            bagua.barrier()
+            if step == CHANGED_AFTER and current().membership.member in lost:
+                kill_self()
+            bagua.barrier()
+        else:
+            bagua.wait_to_join()
+            if step == CHANGED_AFTER - 1:
+                Path(folder, "ready").touch()
+                await_file(Path(folder, "planned"), limit_s(names))
         for name, (model, optimizers) in models.items():
             if step < CASES[name].steps:
                 train = CASES[name].train or one_step
@@ -73,19 +108,22 @@ def rank_train(names, folder):
 
 
 def train(folder, world, names, environment=None):
-    hosts, newcomers = WORLDS[world]
+    """Results of all ranks that are there at the end."""
+    change = CHANGES[world]
     with make_ranks(folder) as ranks:
-        arguments = {"names": list(names), "folder": str(folder)}
+        arguments = {"names": list(names), "folder": str(folder), "lost": change.lost}
+        hosts = [list(host) for host in change.hosts]
         ranks.start(rank_train, hosts=hosts, elastic=True, environment=environment, **arguments)
-        assert ranks.regrouper is not None
-        ranks.regrouper.on_plan = lambda generation: (folder / "planned").touch()
-        await_file(folder / "ready", limit_s(names))
-        for host, members in newcomers.items():
-            ranks.join(rank_train, members, host, environment=environment, **arguments)
+        if change.newcomers:
+            assert ranks.regrouper is not None
+            ranks.regrouper.on_plan = lambda generation: (folder / "planned").touch()
+            await_file(folder / "ready", limit_s(names))
+        for host, members in change.newcomers.items():
+            ranks.join(rank_train, list(members), host, environment=environment, **arguments)
         ranks.wait(limit_s(names) + 30.0)
         for one in ranks.started:
-            assert one.process.returncode == 0, f"{one.rank}: {one.output}"
-        return [one.result() for one in ranks.started]
+            assert one.process.returncode == (-9 if one.rank in change.lost else 0), f"{one.rank}: {one.output}"
+        return [one.result() for one in ranks.started if one.rank not in change.lost]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +134,8 @@ def trained(tmp_path_factory, request):
     def results(world):
         if world not in known:
             known[world] = []  # where it fails, it fails once
-            known[world] = train(tmp_path_factory.mktemp("joins"), world, selected(request, "test_ranks_join", world))
+            names = selected(request, "test_ranks_are_lost" if CHANGES[world].lost else "test_ranks_join", world)
+            known[world] = train(tmp_path_factory.mktemp("changes"), world, names)
         if not known[world]:
             pytest.skip("the ranks of this world failed before")
         return known[world]
@@ -104,20 +143,19 @@ def trained(tmp_path_factory, request):
     return results
 
 
-def reference(case, world):
-    """Parameters of all ranks after each step; from some step on there are more."""
-    hosts, newcomers = WORLDS[world]
+def reference(case, change):
+    """Parameters of all ranks after each step; from some step on there are more, or fewer."""
     torch.set_num_threads(1)
-    sim = Simulation(case, World(world, tuple(map(tuple, hosts))))
+    sim = Simulation(case, World("", change.hosts))
     for step, _ in enumerate(case.reference(sim), start=1):
         yield [flat(model) for model in sim.models]
-        if step == JOINS_AFTER:
-            join(sim, case, newcomers)
+        if step == CHANGED_AFTER:
+            (lose if change.lost else join)(sim, case, change)
 
 
-def join(sim, case, newcomers):
+def join(sim, case, change):
     """They have what the first rank has, and of what is each rank's own nothing."""
-    count = sum(map(len, newcomers.values()))
+    count = sum(map(len, change.newcomers.values()))
     for _ in range(count):
         sim.models.append(copy.deepcopy(sim.models[0]))
         sim.optimizers.append(case.optimizers(sim.models[-1]))
@@ -127,29 +165,51 @@ def join(sim, case, newcomers):
         if isinstance(value, list) and len(value) == sim.n:
             make = torch.clone if name.startswith("copied") else torch.zeros_like
             value += [None if value[0] is None else make(value[0]) for _ in range(count)]
-    sim.change_members([[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)])
+    sim.change_members([[*ranks, *change.newcomers.get(index, ())] for index, ranks in enumerate(change.hosts)])
+
+
+def lose(sim, case, change):
+    """State of these ranks is lost with them; the others are counted anew."""
+    for one in (sim.models, sim.optimizers, *(one for one in sim.state.values() if isinstance(one, list))):
+        if len(one) == sim.n:
+            one[:] = [one[rank] for rank in change.left]
+    sim.change_members([[change.left.index(rank) for rank in host if rank in change.left] for host in change.hosts])
+
+
+def worlds_and_names(loses):
+    """Parameters of a test: each case where its reference must hold before and after."""
+    return [
+        pytest.param(world, name, marks=() if often_enough(world, name) else pytest.mark.full)
+        for world, change in CHANGES.items()
+        for name, case in CASES.items()
+        if bool(change.lost) is loses
+        and change.then in case.worlds
+        and (not loses or world.partition(",")[0] in case.worlds)
+    ]
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize(
-    ("world", "name"),
-    [
-        pytest.param(world, name, marks=() if often_enough(world, name) else pytest.mark.full)
-        for world, then in BECOMES.items()
-        for name in CASES
-        if then in CASES[name].worlds
-    ],
-)
+@pytest.mark.parametrize(("world", "name"), worlds_and_names(loses=False))
 def test_ranks_join(trained, world, name):
+    check(trained(world), world, name)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("world", "name"), worlds_and_names(loses=True))
+def test_ranks_are_lost(trained, world, name):
     check(trained(world), world, name)
 
 
 def check(results, world, name):
     """Parameters of this case are those of the reference, on every rank after each step."""
-    case = CASES[name]
-    for step, wanted in enumerate(reference(case, world)):
-        for rank, values in enumerate(wanted):
-            found = results[rank][name][step - (case.steps - len(results[rank][name]))]
-            error = (found - values).abs().max().item()
-            allowed = max(case.allowed(World("", tuple(map(tuple, WORLDS[world][0]))), step), 3e-6)
-            assert error <= allowed, f"step {step}, rank {rank}: differs by {error:.3g}, more than {allowed:.3g}"
+    case, change = CASES[name], CHANGES[world]
+    for step, wanted in enumerate(reference(case, change)):
+        # Twice as much as without a loss: sums are in another order.
+        allowed = max((2 if change.lost else 1) * case.allowed(World("", change.hosts), step), 3e-6)
+        allowed = max(allowed, case.flip if change.lost else 0.0)
+        for place, found in enumerate(results):
+            rank = change.left[place] if change.lost and step < CHANGED_AFTER else place
+            if rank < len(wanted):  # else it has not joined yet
+                values = found[name][step - (case.steps - len(found[name]))]
+                error = (values - wanted[rank]).abs().max().item()
+                assert error <= allowed, f"step {step}, rank {place}: differs by {error:.3g}, more than {allowed:.3g}"

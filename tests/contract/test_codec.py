@@ -148,17 +148,6 @@ def test_error_is_bounded(name, seed, count, kind):
     assert np.array_equal(decode(name, message, count), decoded)
 
 
-@pytest.mark.parametrize("name", CODECS)
-@quick
-@given(SEEDS, st.integers(1, 3000))
-def test_same_input_same_bits(name, seed, count):
-    """In another place of memory, too."""
-    x = values(seed, count, "scales")
-    shifted = np.empty(count + 1, np.float32)[1:]
-    shifted[:] = x
-    assert np.array_equal(transcode(name, [x])[0], transcode(name, [shifted])[0])
-
-
 @quick
 @given(SEEDS, SIZES)
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -232,11 +221,6 @@ def test_constant_blocks_are_exact(name, value, count):
         assert np.array_equal(decoded, x)
 
 
-def test_minmax8_keeps_a_small_range_at_a_huge_offset():
-    x = (1e7 + np.arange(512) % 16).astype(np.float32)  # neighbours of float32 there: 1 apart
-    assert np.abs(transcode("minmax8", [x])[1] - x).max() <= 1
-
-
 def test_no_finite_value_overflows():
     """The largest numbers, of both signs, in one block."""
     largest = np.finfo(np.float32).max
@@ -262,61 +246,6 @@ def test_error_feedback_loses_nothing(name, seed, count, kind):
         went += decoded
         size = max(size, float(np.abs(decoded).max()), float(np.abs(residual).max()), float(np.abs(x).max()))
     assert np.abs(came - went - residual).max() <= 5 * 3 * EPSILON * size
-
-
-@pytest.mark.parametrize("name", ["int4", "onebit", "topk", "minmax8"])
-def test_error_feedback_converges(name):
-    """The mean of what was decoded of the same vector approaches it as 1 / steps."""
-    x = values(5, 2000, "normal")
-    residual = np.zeros(2000, np.float32)
-    total = np.zeros(2000)
-    error = {}
-    for step in range(1, 401):
-        total += transcode(name, [x], residual=residual)[1]
-        if step in (100, 400):
-            error[step] = float(np.linalg.norm(total / step - x) / np.linalg.norm(x))
-    assert error[400] < 0.5 * error[100] + 1e-6
-    assert error[400] < 0.2
-
-
-@quick
-@given(SEEDS, st.integers(1, 40000), st.sampled_from(["normal", "ties", "sparse", "denormal"]))
-def test_topk_keeps_the_largest(seed, count, kind):
-    """Exactly k of every block, the first ones of those that are equal, in order of position."""
-    x = values(seed, count, kind)
-    message, decoded = transcode("topk", [x])
-    kept = ~decoded_zero_allowed(x)
-    assert np.array_equal(decoded, np.where(kept, x, 0))
-    total = int(kept.sum())
-    assert len(message) == 6 * total
-    assert np.array_equal(message[4 * total :].view(np.uint16), np.flatnonzero(kept) % 16384)
-
-
-@pytest.mark.parametrize("name", CODECS)
-@quick
-@given(SEEDS, st.integers(0, 3000), st.integers(1, 4), st.integers(0, 3), st.sampled_from([1.0, 0.5, 1 / 3]))
-def test_sum_scale_and_encode_in_one_call(name, seed, count, raws, encodeds, scale):
-    """The same bits as step by step."""
-    raw = [values(seed + k, count, "normal") for k in range(raws)]
-    encoded = [transcode(name, [values(seed + 10 + k, count, "normal")])[0] for k in range(encodeds)]
-    y = raw[0].copy()
-    for other in raw[1:]:
-        y += other
-    for message in encoded:
-        y += decode(name, message, count)
-    y *= np.float32(scale)
-    expected = transcode(name, [y])
-    message, decoded = transcode(name, raw, encoded=encoded, scale=scale)
-    assert np.array_equal(message, expected[0])
-    assert np.array_equal(decoded, expected[1])
-
-
-def test_lengths_of_long_vectors():
-    for name in CODECS:
-        codec, density = core.CODECS[name], density_of(name)
-        one = core.encoded_bytes(codec, 16384, density)
-        assert core.encoded_bytes(codec, 2**40, density) == one * 2**26
-        assert core.encoded_bytes(codec, 0, density) == 0
 
 
 def test_buffers_are_checked():

@@ -8,7 +8,6 @@ from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store import listing
-from bagua.daemon.coordinator.store.listing import page
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -66,10 +65,10 @@ def test_a_list_has_no_arguments(store):
     assert job is not None and common_pb2.JobSpec.FromString(job.spec.wire) == LARGE
 
 
-@pytest.mark.parametrize("token", ["nonsense", "0x1p+9999999:x", ":", "zz:job-1"])
-def test_a_token_that_nobody_gave_is_refused(store, token):
-    with pytest.raises(InvalidRequestError, match="page_token"):
-        jobs(store, [], 2, token)
+def test_a_token_that_nobody_gave_is_refused(store):
+    for token in ("nonsense", "0x1p+9999999:x", ":", "zz:job-1"):
+        with pytest.raises(InvalidRequestError, match="page_token"):
+            jobs(store, [], 2, token)
 
 
 def test_a_job_is_found_by_the_beginning_of_its_id(store):
@@ -89,11 +88,3 @@ def test_a_job_is_found_by_the_beginning_of_its_id(store):
     for prefix in ("job-x", "", "%", "_ob", "job-\0", "x" * 100):
         with pytest.raises(NotFoundError, match="bagua job list"):
             find(prefix)
-
-
-def test_pages_of_values():
-    values = ["c", "a", "b"]
-    assert page(values, str, 2, "") == (["a", "b"], "b")
-    assert page(values, str, 2, "b") == (["c"], "")
-    assert page(values, str, 3, "") == (["a", "b", "c"], "")
-    assert page(values, str, 0, "c") == ([], "")

@@ -142,14 +142,6 @@ def test_an_error_of_which_nobody_waits_undoes_the_transaction(store, also):
         assert clocks(tx) == {} and list(tx.live()) == ["job-1"]
 
 
-def test_an_exception_of_ours_undoes_it_too(store):
-    with pytest.raises(ZeroDivisionError), store.transaction() as tx:
-        tx.beat("me", 1.0)
-        raise ZeroDivisionError
-    with store.read() as tx:
-        assert clocks(tx) == {}
-
-
 def test_a_server_that_was_started_again_is_no_error(store, lose_connections):
     for _ in range(2):
         with store.transaction() as tx:

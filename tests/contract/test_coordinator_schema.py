@@ -11,8 +11,8 @@ from bagua.base.errors import ConfigError, UnavailableError
 from bagua.daemon.coordinator.admin.backup import back_up, restore
 from bagua.daemon.coordinator.store import models
 from bagua.daemon.coordinator.store.database import connect_engine, open_engine, sqlite_url
-from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
-from bagua.daemon.coordinator.store.migrations.upgrade import config, upgrade
+from bagua.daemon.coordinator.store.migrations import HEAD
+from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
 from bagua.daemon.coordinator.store.store import Store
 
 
@@ -55,15 +55,6 @@ def test_a_database_of_the_first_revision_gets_what_later_ones_add(database_url)
     test_the_migrations_make_what_the_code_expects(database_url)
 
 
-def test_the_known_revisions_are_those_of_the_files(open_database):
-    from alembic.script import ScriptDirectory
-
-    with open_database().connect() as connection:
-        scripts = ScriptDirectory.from_config(config(connection))
-    assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == KNOWN
-    assert scripts.get_heads() == [HEAD]
-
-
 def test_a_newer_schema_is_refused_with_words(database_url):
     engine = open_engine(database_url)
     with engine.begin() as connection:
@@ -101,17 +92,18 @@ def test_coordinators_that_start_at_once_make_the_schema_once(database_url):
         engine.dispose()
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("nonsense", "can't be read: write sqlite:///FILE"),
-        ("mysql://x/y", "'mysql' are not supported"),
-        ("postgresql://u:secret@127.0.0.1:1/x", r"u:\*\*\*@127.0.0.1:1/x does not answer .*[Cc]onnection"),
-        ("sqlite:////dev/null/x.db", "/dev/null/x.db can't be used: Not a directory"),
-    ],
-)
-def test_a_database_that_can_not_be_used_is_named(url, words):
-    with pytest.raises((ConfigError, UnavailableError), match=words) as caught:
-        open_engine(url)
-    assert isinstance(caught.value, UnavailableError) == ("does not answer" in words), "systemd tries that again"
-    assert "secret" not in str(caught.value)
+def test_a_database_that_can_not_be_used_is_named():
+    for url, error, words in (
+        ("nonsense", ConfigError, "can't be read: write sqlite:///FILE"),
+        ("mysql://x/y", ConfigError, "'mysql' are not supported"),
+        ("sqlite:////dev/null/x.db", ConfigError, "/dev/null/x.db can't be used: Not a directory"),
+        # systemd tries that again
+        (
+            "postgresql://u:secret@127.0.0.1:1/x",
+            UnavailableError,
+            r"u:\*\*\*@127.0.0.1:1/x does not answer .*onnection",
+        ),
+    ):
+        with pytest.raises(error, match=words) as caught:
+            open_engine(url)
+        assert "secret" not in str(caught.value)

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from rig.coordinator.desk import Desk, Time, at_work
 
-from bagua.base.errors import ConflictError, NotFoundError
+from bagua.base.errors import ConflictError
 from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S
 from bagua.daemon.coordinator.rules.decide import apply, decide
 from bagua.daemon.coordinator.rules.domain import (
@@ -28,7 +28,7 @@ from bagua.daemon.coordinator.rules.observe import observe
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.store import Store
-from bagua.proto import common_pb2, node_pb2
+from bagua.proto import common_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1)
 
@@ -81,15 +81,10 @@ def placed(store, job_id="job-1"):
 # ---- jobs
 
 
-def test_a_placed_job_comes_back_with_hosts_and_ranks(store):
-    new = placed(store)
-    assert new.state is JobState.STARTING and [rank.node_id for rank in new.ranks] == ["a", "a", "b", "b"]
-    with store.read() as tx:
-        assert tx.job("job-1") == new
-
-
 def test_every_field_of_hosts_and_ranks_is_kept(store):
     old = placed(store)
+    with store.read() as tx:
+        assert tx.job("job-1") == old
     rank = RankRecord(
         1, 1, "a", RankState.EXITED, 2**31 - 1, -9, 9, "tail ☃ \n", "/log", 102.125, 102.25, True, member=7, left=True
     )
@@ -141,9 +136,8 @@ def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store):
         assert stored(tx) == ended.stored and tx.used_slots() == {"a": 1}
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store, count):
-    names = [f"job-{number}" for number in range(count)]
+def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store):
+    names = [f"job-{number}" for number in range(5)]
     with store.transaction() as tx:
         for name in names:
             tx.create_job(job(name), None, "me")
@@ -159,15 +153,6 @@ def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store
         assert stored(tx, names[0]) == late[0].stored
 
 
-def test_jobs_are_counted_by_state(store):
-    with store.transaction() as tx:
-        for number in range(5):
-            tx.create_job(job(f"job-{number}", created_at=float(number)), None, "me")
-        tx.save([change(stored(tx, "job-3"), state=JobState.FAILED)])
-        assert tx.live() == {"job-0": 1, "job-1": 1, "job-2": 1, "job-4": 1}
-        assert tx.job_counts() == {JobState.PENDING: 4, JobState.FAILED: 1}
-
-
 def test_events_are_numbered_within_their_job(store):
     with store.transaction() as tx:
         tx.create_job(job("job-1"), None, "me", [Event("a", "x", 0, 1.0)])
@@ -177,14 +162,6 @@ def test_events_are_numbered_within_their_job(store):
         assert tx.events("job-1", 1, 10) == [Event("b", "y", 0, 2.0, 2), Event("c", "z", 1, 3.0, 3)]
         assert [event.kind for event in tx.events("job-1", 0, 1)] == ["a"]
         assert [event.seq for event in tx.events("job-2", 0, 10)] == [1, 2, 3]
-
-
-def test_an_exception_rolls_everything_back(store):
-    with pytest.raises(RuntimeError), store.transaction() as tx:
-        tx.create_job(job(), None, "me")
-        raise RuntimeError
-    with store.transaction() as tx:
-        assert tx.job("job-1") is None
 
 
 def test_a_fact_of_one_host_writes_one_row_of_hosts(open_database):
@@ -231,18 +208,6 @@ def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store):
         assert tx.events("job-5", 0, 10) == [] and len(tx.events("job-3", 0, 10)) == 1
 
 
-# ---- coordinators
-
-
-def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store):
-    row = {"who": "ann", "role": "admin", "namespace": "n", "target": "t", "outcome": "OK", "detail": "", "peer": "p"}
-    for first, count in ((0, 1), (1, 3), (4, 1)):
-        with store.transaction() as tx:
-            tx.add_audit([{**row, "time": 1e9, "method": str(first + number)} for number in range(count)])
-    with store.read() as tx:
-        assert [entry.method for entry in tx.audit(10)] == ["4", "3", "2", "1", "0"]
-
-
 def test_jobs_are_given_back_at_a_stop(store):
     with store.transaction() as tx:
         tx.create_job(job("job-1"), None, "x")
@@ -258,25 +223,13 @@ def test_jobs_are_given_back_at_a_stop(store):
 # ---- nodes
 
 
-def test_nodes_are_kept_and_replaced(store):
-    with store.transaction() as tx:
-        tx.put_nodes([node("a")])
-        tx.put_nodes([node("a", slots=8, boot_id="other")])
-        assert tx.lock_nodes(["b", "a"]) == {"a": node("a", slots=8, boot_id="other")}
-        assert tx.node("b") is None
-        assert [record.node_id for record in tx.nodes()] == ["a"]
-
-
 def test_a_session_that_ended_does_not_end_one_with_another_coordinator(store):
     with store.transaction() as tx:
-        tx.put_nodes([node("mine")])
-        tx.put_nodes([node("theirs", owner="they")])
+        tx.put_nodes([node("mine"), node("theirs", owner="they")])
         tx.disconnect_nodes(["theirs"], "me", 105.0)
-        found = tx.node("theirs")
-        assert found is not None and found.owner == "they"
+        assert tx.node("theirs").owner == "they"
         tx.disconnect_nodes(["theirs"], "they", 106.0)
-        found = tx.node("theirs")
-        assert found is not None and (found.owner, found.last_seen) == (None, 106.0)
+        assert (tx.node("theirs").owner, tx.node("theirs").last_seen) == (None, 106.0)
         assert len(tx.disconnect_all("me")) == 1
 
 
@@ -355,13 +308,12 @@ def test_slots_that_a_job_gives_back_another_takes_in_the_same_round(store, ends
 async def test_a_node_drains_until_somebody_says_otherwise(open_database):
     """Also when its daemon connects again, or is started again, and when the coordinator is."""
     engine = open_database()
-    for _ in range(2):
-        async with at_work(Desk(engine)) as desk:
-            for boot_id in ("boot", "boot", "later"):
-                desk.leave(await desk.connect("a", boot_id=boot_id))
-                await desk.service.drain("a", True)
-            await desk.connect("a", boot_id="latest")
-            assert desk.board.views["a"].asked_to_drain
+    async with at_work(Desk(engine)) as desk:
+        for boot_id in ("boot", "boot", "later"):
+            desk.leave(await desk.connect("a", boot_id=boot_id))
+            await desk.service.drain("a", True)
+        await desk.connect("a", boot_id="latest")
+        assert desk.board.views["a"].asked_to_drain
     async with at_work(Desk(engine)) as desk:
         session = await desk.connect("a", boot_id="latest")
         assert desk.board.views["a"].draining
@@ -388,32 +340,6 @@ async def test_a_drain_that_another_coordinator_was_asked_for(open_database):
         await desks[0].until(lambda: desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
         await desks[1].service.drain("a", False)
         await desks[0].until(lambda: not desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
-
-
-async def test_a_job_through_the_service(open_database):
-    async with at_work(Desk(open_database())) as desk:
-        sessions = {name: await desk.connect(name) for name in ("a", "b")}
-        submitted = await desk.service.submit(job().spec, "key")
-        assert (await desk.service.submit(job().spec, "key")).job_id == submitted.job_id
-        with pytest.raises(ConflictError, match=submitted.job_id):
-            await desk.service.submit(job(nnodes=1).spec, "key")
-        job_id = submitted.job_id
-        await desk.until(lambda: not sessions["a"].outgoing.empty())
-        assert node_pb2.Directive.FromString(sessions["a"].outgoing.get_nowait()).run.generation == 1
-        assert (await desk.service.job(job_id)).state is JobState.STARTING
-        for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
-            over = tuple(LocalRank(rank, RankState.EXITED) for rank in ranks)
-            desk.intake.fact(sessions[name], LocalJob(job_id, 1, Phase.STOPPED, ranks=over))
-        await desk.until(lambda: desk.board.job(job_id) is None)
-        assert (await desk.service.job(job_id)).state is JobState.SUCCEEDED
-        kinds = [event.kind for event in await desk.service.events(job_id, 0)]
-        assert kinds[:2] == ["submitted", "placed"] and kinds[-1] == "state"
-        assert (await desk.service.cancel(job_id, "too late")).state is JobState.SUCCEEDED
-        assert [(view.used, view.connected) for view in desk.service.nodes()] == [(0, True), (0, True)]
-        with pytest.raises(NotFoundError, match="no job 'job-unknown'"):
-            await desk.service.job("job-unknown")
-        with pytest.raises(NotFoundError, match="no job 'job-unknown'"):
-            await desk.service.cancel("job-unknown", "")
 
 
 async def test_two_coordinators_do_not_both_decide(open_database):

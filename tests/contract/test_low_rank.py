@@ -1,4 +1,5 @@
-"""Arithmetic with thin matrices: every implementation against float64, in odd shapes, and nothing written beyond."""
+"""Arithmetic with thin matrices: every implementation against float64, in odd shapes (native/low_rank_test.cpp: at odd
+addresses, nothing written beyond)."""
 
 import pytest
 import torch
@@ -10,31 +11,11 @@ from bagua.algorithms.low_rank import TorchLowRank
 from bagua.torch_api.step.low_rank import NativeLowRank, low_rank_for
 
 IMPLEMENTATIONS = [TorchLowRank(), NativeLowRank()]
-GUARD = 77.0
 EPSILON = 2.0**-24
 
 # Around the widths of vectors, pieces of rows and groups of rows.
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 300, 2047, 2048, 2049, 4100]))
 quick = settings(max_examples=60, deadline=None)
-
-
-class Memory:
-    """Tensors at odd addresses, each with a guard behind it."""
-
-    def __init__(self, seed, offset):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.offset = offset
-        self.guards = []
-
-    def new(self, *shape):
-        count = torch.Size(shape).numel()
-        flat = torch.randn(self.offset + count + 1, generator=self.generator)
-        flat[-1] = GUARD
-        self.guards.append(flat[-1:])
-        return flat[self.offset : self.offset + count].view(shape)
-
-    def untouched(self):
-        return all(guard.item() == GUARD for guard in self.guards)
 
 
 def close(found, wanted, terms, magnitudes):
@@ -44,14 +25,14 @@ def close(found, wanted, terms, magnitudes):
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
 @quick
-@given(rows=SIZES, columns=SIZES, rank=st.integers(1, 6), offset=st.integers(0, 17), seed=st.integers(0, 2**32 - 1))
-def test_equals_float64(one, rows, columns, rank, offset, seed):
+@given(rows=SIZES, columns=SIZES, rank=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
+def test_equals_float64(one, rows, columns, rank, seed):
     if rows * columns > 1 << 20:
         rows = 37
-    made = Memory(seed, offset)
-    memory, gradient = made.new(rows, columns), made.new(rows, columns)
-    left, right = made.new(rank, rows), made.new(rank, columns)
-    projected, back, result = made.new(rank, rows), made.new(rank, columns), made.new(rows, columns)
+    torch.manual_seed(seed)
+    memory, gradient, result = torch.randn(3, rows, columns)
+    left, projected = torch.randn(2, rank, rows)
+    right, back = torch.randn(2, rank, columns)
     kept = [tensor.clone() for tensor in (gradient, left, right)]
     m, g, p, q = (tensor.double() for tensor in (memory, gradient, left, right))
 
@@ -69,26 +50,14 @@ def test_equals_float64(one, rows, columns, rank, offset, seed):
     one.product(left, right, result)
     assert close(result, p.t() @ q, rank, p.abs().t() @ q.abs())
     assert all(torch.equal(*pair) for pair in zip(kept, (gradient, left, right), strict=True))
-    assert made.untouched()
-
-
-@pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
-def test_large_results_are_as_small_ones(one):
-    """Writes past the caches may begin at any address."""
-    made = Memory(0, 3)
-    left, right, result = made.new(2, 700), made.new(2, 701), made.new(700, 701)
-    one.product(left, right, result)
-    assert close(result, left.double().t() @ right.double(), 2, left.double().abs().t() @ right.double().abs())
-    assert made.untouched()
 
 
 @pytest.mark.parametrize("one", IMPLEMENTATIONS, ids=lambda one: type(one).__name__)
 def test_what_is_not_finite_shows(one):
-    made = Memory(1, 0)
-    memory, gradient = made.new(20, 30), made.new(20, 30)
+    memory, gradient = torch.randn(2, 20, 30)
     gradient[3, 4] = torch.inf
-    projected = made.new(1, 20)
-    one.project(memory, gradient, made.new(1, 20), made.new(1, 30), projected)
+    projected = torch.randn(1, 20)
+    one.project(memory, gradient, torch.randn(1, 20), torch.randn(1, 30), projected)
     assert projected.isfinite().logical_not().nonzero().tolist() == [[0, 3]]
 
 
@@ -99,9 +68,8 @@ def test_other_dtypes_go_by_torch():
 
 
 def test_bfloat16_is_rounded_once():
-    made = Memory(2, 0)
-    memory, gradient = made.new(6, 9), made.new(6, 9).bfloat16()
-    left, right = made.new(2, 6).bfloat16(), made.new(2, 9)
+    memory, gradient = torch.randn(6, 9), torch.randn(6, 9).bfloat16()
+    left, right = torch.randn(2, 6).bfloat16(), torch.randn(2, 9)
     wanted = memory.double() + gradient.double()
     projected, result = torch.empty(2, 6, dtype=torch.bfloat16), torch.empty(6, 9, dtype=torch.bfloat16)
     one = TorchLowRank()

@@ -21,7 +21,7 @@ from gpu.findings import section
 
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = TESTS / "contract" / "test_algorithms.py"
-ELASTIC = tuple(str(TESTS / "contract" / f"test_algorithms_{what}_device.py") for what in ("losses", "joins"))
+ELASTIC = str(TESTS / "contract" / "test_algorithms_elastic_device.py")
 BAGUA_NET, SOCKETS = "Bagua-Net", "NCCL's sockets"
 WORLD = "2 hosts x 2"  # the only one with several ranks on each of several hosts, which hierarchical demands
 
@@ -67,7 +67,7 @@ def parts_for(device):
 def stands_for(device):
     if device != "cuda":
         return (Part("flat" if device == "fake" else "", "", (str(SUITE), "-k", "stands and bytegrad and trains")),)
-    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands and trains")), Part("staged", "", ELASTIC))
+    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands and trains")), Part("staged", "", (ELASTIC,)))
 
 
 GRACE_S = 8.0

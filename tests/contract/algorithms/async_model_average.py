@@ -5,7 +5,7 @@ from functools import partial
 
 from contract.algorithms.case import EVEN_WORLDS, SEVERAL_RANKS, Case
 from contract.algorithms.decentralized import mean_over, model_per_rank
-from contract.algorithms.exchange import Coder, share, shift_one
+from contract.algorithms.exchange import Coder, exchange_differences, share, shift_one
 
 import bagua.torch_api as bagua
 from bagua.algorithms import AsyncModelAverageAlgorithm
@@ -70,13 +70,7 @@ def of_pairs_by_differences(codec, sim, snapshots, round):
     known, found = sim.state.setdefault("known", {}), list(snapshots)
     first = sim.state.setdefault("first", snapshots[0])
     for low in range(sim.n // 2):
-        high = shift_one(low, sim.n, round)
-        reference = known.get((low, high), first)
-        sent = [code(snapshots[rank] - reference) for rank in (low, high)]
-        mean = sent[0] * 0.5 + sent[1] * 0.5
-        known[low, high] = reference + mean
-        for rank, own in zip((low, high), sent, strict=True):
-            found[rank] = snapshots[rank] + mean - own
+        exchange_differences(code, (low, shift_one(low, sim.n, round)), found, known, first)
     return found
 
 

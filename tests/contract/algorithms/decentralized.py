@@ -4,18 +4,17 @@ from functools import partial
 
 import torch
 from contract.algorithms.case import EVEN_WORLDS, Case, nbytes
-from contract.algorithms.exchange import Coder, pairs_of_round, share, shift_one, units
+from contract.algorithms.exchange import Coder, exchange_differences, pairs_of_round, share, shift_one, units
 
 import bagua.torch_api as bagua
 from bagua.algorithms import DecentralizedAlgorithm
 
 
-def mean_of_weights(sim, interval=1):
-    """x_i = mean of all x_j - lr g_i(x_i), every ``interval`` steps."""
+def mean_of_weights(sim, passes=lambda step: ()):
+    """x_i = mean of all x_j - lr g_i(x_i); of several ``passes`` the last one exchanges."""
     for step in range(sim.steps):
-        sim.backward(step)
-        if step % interval == 0:
-            sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
+        sim.backward(step, passes(step))
+        sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
         sim.optimize()
         yield
 
@@ -45,29 +44,19 @@ def mean_over(sim, values, ranks):
 def pairs_by_differences(sim, codec):
     """Ranks in pairs, C of the difference to the pair's last mean, wherever they are. When members have changed, all
     begin anew instead of the exchange."""
-    code, known = Coder(codec, sim.models[0]), all_know(sim)
+    code, known, first = Coder(codec, sim.models[0]), {}, sim.parameters()[0]
     for step in range(sim.steps):
         sim.backward(step)
         half = sim.n // 2
         if sim.members_changed():
             sim.begin_anew()
-            known, half = all_know(sim), 0
+            known, first, half = {}, sim.parameters()[0], 0
         weights = sim.parameters()
         for low in range(half):
-            high = shift_one(low, sim.n, step)
-            sent = [code(weights[rank] - known[low, high]) for rank in (low, high)]
-            mean = sent[0] * 0.5 + sent[1] * 0.5
-            known[low, high] = known[low, high] + mean
-            for rank, own in zip((low, high), sent, strict=True):
-                weights[rank] = weights[rank] + mean - own
+            exchange_differences(code, (low, shift_one(low, sim.n, step)), weights, known, first)
         sim.set_parameters(weights)
         sim.optimize()
         yield
-
-
-def all_know(sim):
-    half = sim.n // 2
-    return {(low, high): sim.parameters()[0] for low in range(half) for high in range(half, sim.n)}
 
 
 def pairs_of_hosts(sim, codec):
@@ -134,13 +123,8 @@ def accumulate(model, optimizers, loss, rank, step):
         optimizer.step()
 
 
-def mean_with_accumulation(sim):
-    """The second pass alone exchanges; the mean is there when it ends."""
-    for step in range(sim.steps):
-        sim.backward(step, passes=(step, step + 50))
-        sim.set_parameters([sim.mean(sim.parameters())] * sim.n)
-        sim.optimize()
-        yield
+def accumulated(step):
+    return (step, step + 50)
 
 
 def model_per_host(world, model):
@@ -159,15 +143,12 @@ EVEN_OR_ONE = ("1 rank", *EVEN_WORLDS)
 CASES = [
     Case("decentralized", DecentralizedAlgorithm, mean_of_weights, check=all_agree, bytes_sent=share(1), **OWN_WAY),
     Case(
-        "decentralized interval",
-        partial(DecentralizedAlgorithm, hierarchical=False, communication_interval=3),
-        partial(mean_of_weights, interval=3),
-        bytes_sent=share(1 / 3),
-        period=3,
-        warm_up=3,
+        "decentralized accumulation",
+        DecentralizedAlgorithm,
+        partial(mean_of_weights, passes=accumulated),
+        train=accumulate,
         **OWN_WAY,
     ),
-    Case("decentralized accumulation", DecentralizedAlgorithm, mean_with_accumulation, train=accumulate, **OWN_WAY),
     Case(
         "decentralized shift_one",
         partial(DecentralizedAlgorithm, hierarchical=False, peer_selection_mode="shift_one"),

@@ -57,6 +57,17 @@ def pairs_of_round(members, round):
     return [(*members[unit], *members[shift_one(unit, n, round)]) for unit in range(n // 2)]
 
 
+def exchange_differences(code, pair, values, known, first):
+    """A pair of ranks exchanges C of its differences to its last mean (``first`` before there is one), and moves its
+    values to the mean but for what the codec has left out."""
+    reference = known.get(pair, first)
+    sent = [code(values[rank] - reference) for rank in pair]
+    mean = sent[0] * 0.5 + sent[1] * 0.5
+    known[pair] = reference + mean
+    for rank, own in zip(pair, sent, strict=True):
+        values[rank] = values[rank] + mean - own
+
+
 def share(ratio):
     """r 2(h-1)/h of the model."""
     return lambda world, model: ratio * 2 * (len(world.hosts) - 1) / len(world.hosts) * nbytes(model)

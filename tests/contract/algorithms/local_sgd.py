@@ -72,13 +72,6 @@ CASES = [
         period=INTERVAL,
     ),
     Case(
-        "local_sgd after common steps",
-        partial(LocalSGDAlgorithm, interval=INTERVAL, warmup_steps=WARM_UP),
-        averaged_later,
-        tolerance=close,
-        replicas_equal=lambda step: step < WARM_UP or met(step),
-    ),
-    Case(
         "local_sgd after encoded common steps",
         partial(LocalSGDAlgorithm, interval=INTERVAL, warmup_steps=WARM_UP, warmup_codec="minmax8"),
         averaged_later,

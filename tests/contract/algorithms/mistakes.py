@@ -5,7 +5,7 @@ fail the test.
 """
 
 import torch
-from contract.algorithms.case import batch, mlp, seeded, square
+from contract.algorithms.case import mlp, seeded, square
 from contract.algorithms.general import identical, take_steps, unwrap, wrap
 from contract.algorithms.subjects import CLEAR, Subject
 from torch import nn
@@ -81,38 +81,6 @@ def sparse_gradients(subject):
         (model,) = made
         model(torch.tensor([bagua.get_rank()])).sum().backward()
         unwrap(model)
-    still_usable(subject)
-
-
-class Complex(nn.Module):
-    """A complex parameter beside a real one."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(10, 4, dtype=torch.complex64))
-        self.real = nn.Parameter(torch.randn(4))
-
-    def forward(self, x):
-        return (x.to(torch.complex64) @ self.weight).abs() * self.real
-
-
-@mistake
-def complex_parameters(subject):
-    """Trained alike, or refused."""
-
-    def action():
-        model = seeded(Complex, seed=bagua.get_rank())
-        optimizers = subject.optimizers(model)
-        model.with_bagua(optimizers, subject.make())
-        for step in range(2):
-            optimizers[0].zero_grad()
-            model(batch(bagua.get_rank(), step, 4, 10)).square().mean().backward()
-            optimizers[0].step()
-        mine = torch.view_as_real(model.weight.detach()).flatten().contiguous()
-        assert bool(mine.isfinite().all())
-        unwrap(model)
-
-    clear_error(action)
     still_usable(subject)
 
 

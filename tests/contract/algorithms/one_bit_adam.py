@@ -1,7 +1,6 @@
 """1-bit Adam: Adam, then frozen variance and mean momentum, scaled by it, in one bit per element."""
 
 import math
-from functools import partial
 
 import torch
 from contract.algorithms.case import Case, nbytes
@@ -68,13 +67,5 @@ CASES = [
         warm_up=WARM_UP + 1,
         bytes_sent=lambda world, model: nbytes(model) / 32,
         slack=0.1,
-    ),
-    Case(
-        "one_bit_adam not encoded",
-        partial(OneBitAdamAlgorithm, codec=None),
-        adam_then_frozen,
-        optimizers=optimizers,
-        tolerance=close,
-        bucket_bytes=2000,
-    ),
+    )
 ]

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from contract.algorithms.case import Case
-from contract.algorithms.decentralized import accumulate
+from contract.algorithms.decentralized import accumulate, accumulated
 from contract.algorithms.exchange import Coder, share
 
 from bagua.algorithms import QAdamAlgorithm, QAdamOptimizer
@@ -89,10 +89,6 @@ def far(world):
     return len(world.hosts) > 1
 
 
-def two_passes(step):
-    return (step, step + 50)
-
-
 ROUNDING = 1e-5
 ONE_HOST = ("1 rank", "2 ranks", "4 ranks")
 
@@ -152,7 +148,7 @@ CASES = [
     Case(
         "qadam accumulation",
         partial(QAdamAlgorithm, codec=None),
-        partial(adam_of_means, mean=as_it_is, passes=two_passes),
+        partial(adam_of_means, mean=as_it_is, passes=accumulated),
         optimizers=optimizers,
         steps=6,
         tolerance=ROUNDING,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,12 @@ class Subject:
     """An algorithm under check.
 
     ``replicas_equal``: whether a step ends with the same bits on all ranks. ``optimizers``: makes those that it needs.
-    ``even``: it refuses an odd number of ranks (or of hosts).
     """
 
     name: str
     make: Callable[[], Any]
     replicas_equal: bool = True
     optimizers: Callable[[nn.Module], Optimizers] = sgd
-    even: bool = False
 
 
 def q_adam(model):
@@ -50,28 +49,16 @@ def zero_one_adam(model):
     return [ZeroOneAdamOptimizer(model.parameters(), lr=1e-2, var_freeze_step=3, betas=(0.9, 0.9))]
 
 
-@dataclass(frozen=True)
-class Registered:
-    """How an algorithm of the registry is checked, where it is not as ``gradient_allreduce``."""
-
-    arguments: dict[str, Any] = field(default_factory=dict)
-    replicas_equal: bool = True
-    optimizers: Callable[[nn.Module], Optimizers] = sgd
-    even: bool = False
-
-
-REGISTERED = {
-    "async": Registered({"sync_interval_ms": 0}, replicas_equal=False),
-    "decentralized": Registered(replicas_equal=False),
-    "low_precision_decentralized": Registered(replicas_equal=False),
-    "qadam": Registered(optimizers=q_adam),
-    "no_loco": Registered({"interval": 2}, replicas_equal=False),
-    "local_sgd": Registered({"interval": 2}, replicas_equal=False),
-    "diloco": Registered({"interval": 2}, replicas_equal=False),
-    "streaming_diloco": Registered({"interval": 4, "fragments": 2}, replicas_equal=False),
-    "one_bit_adam": Registered(optimizers=one_bit_adam),
-    "zero_one_adam": Registered(replicas_equal=False, optimizers=zero_one_adam),
+ARGUMENTS = {
+    "async": {"sync_interval_ms": 0},
+    "no_loco": {"interval": 2},
+    "local_sgd": {"interval": 2},
+    "diloco": {"interval": 2},
+    "streaming_diloco": {"interval": 4, "fragments": 2},
 }
+OPTIMIZERS = {"qadam": q_adam, "one_bit_adam": one_bit_adam, "zero_one_adam": zero_one_adam}
+MAY_DIFFER = {*ARGUMENTS, "decentralized", "low_precision_decentralized", "zero_one_adam"}
+"""How algorithms of the registry are checked, where it is not as ``gradient_allreduce``: replicas may differ, too."""
 
 
 def subject_of(name):
@@ -81,9 +68,8 @@ def subject_of(name):
         module, _, attribute = name.removeprefix("~").partition(":")
         made = getattr(importlib.import_module(module), attribute)
         return Subject(name, made, replicas_equal=not name.startswith("~"))
-    how = REGISTERED.get(name, Registered())
-    make = lambda: Algorithm.init(name, **how.arguments)  # noqa: E731
-    return Subject(name, make, how.replicas_equal, how.optimizers, how.even)
+    make = partial(Algorithm.init, name, **ARGUMENTS.get(name, {}))
+    return Subject(name, make, name not in MAY_DIFFER, OPTIMIZERS.get(name, sgd))
 
 
 def problem_with(name):

@@ -1,11 +1,10 @@
 """0/1 Adam: variance from some steps, then local steps with frozen variance."""
 
 import math
-from functools import partial
 
 import torch
 from contract.algorithms.case import Case, nbytes
-from contract.algorithms.one_bit_adam import BETA1, BETA2, DECAY, EPSILON, FLOOR, RATE, floored
+from contract.algorithms.one_bit_adam import BETA1, BETA2, DECAY, EPSILON, FLOOR, RATE, close, floored
 
 from bagua.algorithms import ZeroOneAdamAlgorithm, ZeroOneAdamOptimizer
 
@@ -69,11 +68,6 @@ def rarely_together(sim):
         yield
 
 
-def close(world, step):
-    """Other order of operations; the first gradients, divided by themselves, have few bits."""
-    return 1e-5 * (step + 1)
-
-
 def one_bit(world, step):
     """Between hosts: 0.01 times the magnitude of scaled gradients, about 1, per step; encoded twice."""
     return close(world, step) if step < 3 or len(world.hosts) == 1 else 0.01 * 6 * (step - 2)
@@ -96,15 +90,5 @@ CASES = [
         bytes_sent=lambda world, model: nbytes(model) / 32 / 2,
         period=2,
         slack=0.1,
-    ),
-    Case(
-        "zero_one_adam not encoded",
-        partial(ZeroOneAdamAlgorithm, codec=None),
-        rarely_together,
-        optimizers=optimizers,
-        steps=11,
-        tolerance=close,
-        replicas_equal=together,
-        bucket_bytes=2000,
     ),
 ]

@@ -1,5 +1,4 @@
-"""A store in memory: what ``coordinator/store/store.py`` promises, without a database. The contract suite of stores
-runs over this one too."""
+"""A store in memory: the promises of ``coordinator/store/store.py`` without a database."""
 
 from contextlib import contextmanager
 from dataclasses import replace
