@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from contract.algorithms.case import EVEN_WORLDS, Case, nbytes
-from contract.algorithms.exchange import Coder, exchange_differences, pairs_of_round, share, shift_one, units
+from contract.algorithms.exchange import Coder, everyones, exchange_differences, pairs_of_round, share, shift_one, units
 
 import bagua.torch_api as bagua
 from bagua.algorithms import DecentralizedAlgorithm
@@ -86,12 +86,6 @@ def pairs_of_hosts(sim, codec):
         sim.set_parameters(weights)
         sim.optimize()
         yield
-
-
-def everyones(values):
-    found = values.new_zeros(bagua.get_world_size(), values.numel())
-    bagua.allgather(values.detach().clone().view(-1), found)
-    return found
 
 
 def peers_agree(model, step):

@@ -3,6 +3,7 @@
 import torch
 from contract.algorithms.case import nbytes
 
+import bagua.torch_api as bagua
 from bagua import csrc
 from bagua.algorithms import Codec
 
@@ -35,6 +36,13 @@ class Coder:
             density=density,
         )
         return decoded[self.back]
+
+
+def everyones(values):
+    """A tensor of each rank, in the order of ranks; in ranks."""
+    found = values.new_zeros(bagua.get_world_size(), values.numel())
+    bagua.allgather(values.detach().clone().view(-1), found)
+    return found
 
 
 def units(sim, hierarchical):

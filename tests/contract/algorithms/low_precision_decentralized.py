@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 from contract.algorithms.case import Case, nbytes
-from contract.algorithms.decentralized import everyones, mean_over
-from contract.algorithms.exchange import Coder, units
+from contract.algorithms.decentralized import mean_over
+from contract.algorithms.exchange import Coder, everyones, units
 
 import bagua.torch_api as bagua
 from bagua.algorithms import LowPrecisionDecentralizedAlgorithm

@@ -6,6 +6,7 @@ fail the test.
 
 import torch
 from contract.algorithms.case import mlp, seeded, square
+from contract.algorithms.exchange import everyones
 from contract.algorithms.general import identical, take_steps, unwrap, wrap
 from contract.algorithms.subjects import CLEAR, Subject
 from torch import nn
@@ -31,10 +32,8 @@ def clear_error(action, words=""):
         message = f"{type(error).__name__}: {error}"
         assert len(str(error).split()) > 4, f"no clear error: {message}"
         assert words in str(error), f"{message!r} does not name {words!r}"
-    flags = torch.tensor([bool(message)], dtype=torch.uint8)
-    everyone = torch.zeros(bagua.get_world_size(), dtype=torch.uint8)
-    bagua.allgather(flags, everyone)
-    assert len(set(everyone.tolist())) == 1, f"some ranks fail, others do not: {everyone.tolist()}, here {message!r}"
+    fail = everyones(torch.tensor([bool(message)], dtype=torch.uint8)).flatten().tolist()
+    assert len(set(fail)) == 1, f"some ranks fail, others do not: {fail}, here {message!r}"
     return message
 
 

@@ -13,6 +13,7 @@ sys.path.append(os.getcwd())  # where a user's algorithm may be
 
 from contract.algorithms import leaks, load_cases
 from contract.algorithms.case import flat, seeded, volume_loss, volume_model
+from contract.algorithms.exchange import everyones
 from contract.algorithms.general import CHECKS
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import subject_of
@@ -70,9 +71,7 @@ def job(name):
 
 def check_identical(model):
     for name, parameter in model.named_parameters():
-        mine = on_host(parameter.detach()).contiguous().view(-1).view(torch.uint8)
-        everyone = torch.zeros(bagua.get_world_size(), mine.numel(), dtype=torch.uint8)
-        bagua.allgather(mine, everyone)
+        everyone = everyones(on_host(parameter.detach()).contiguous().view(-1).view(torch.uint8))
         assert bool((everyone == everyone[0]).all()), f"{name} differs between ranks"
 
 

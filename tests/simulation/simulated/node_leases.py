@@ -38,20 +38,22 @@ class GivenUpError(Exception):
 
 @dataclass
 class Database:
-    """Records of coordinators, and the row of the node."""
+    """Records of coordinators, and the row of the node. ``trouble``: the world's."""
 
-    loop: VirtualLoop
+    trouble: set[str]
     records: dict[str, CoordinatorRecord] = field(default_factory=dict)
     node_owner: str | None = None
-    refuses: bool = False
-    silent_for: set[str] = field(default_factory=set)
+
+    @property
+    def refuses(self):
+        return "refuses" in self.trouble
 
     async def do(self, name, action):
         """Returns what ``action`` does, as soon as the coordinator ``name`` reaches the database."""
         while True:
             if self.refuses:
                 raise RefusedError
-            if name not in self.silent_for:
+            if f"silent for {name}" not in self.trouble:
                 return action()
             await asyncio.sleep(0.25)
 
@@ -121,7 +123,7 @@ class Coordinator:
     async def ask(self, others):
         """As ``DatabaseSilence.ask``."""
         await asyncio.sleep(0.1)
-        living = {} if self.world.parted else self.world.coordinators
+        living = {} if "parted" in self.world.trouble else self.world.coordinators
         found = {name: living[name].lease.silent_s for name in others if name in living}
         await asyncio.sleep(0.1)
         return found
@@ -202,17 +204,29 @@ class Coordinator:
             self.session, self.gone, self.connected = None, True, False
 
 
+TROUBLE = {
+    "refuse": {"refuses"},
+    "silence": {"silent for a", "silent for b"},
+    "silence_a": {"silent for a"},
+    "silence_b": {"silent for b"},
+    "part": {"parted"},  # coordinators don't reach each other
+    "cut_a": {"a is cut off"},  # from the node
+    "cut_all": {"a is cut off", "b is cut off"},
+    "move": {"moved"},  # the node dials the other coordinator
+}
+"""Begins with an event, and ends with the next one of that name."""
+EVENTS = "refuse silence silence_a silence_b restart_a kill_b start_b part cut_a cut_all move wait".split()
+
+
 class World:
-    """``events``: pairs of a pause in seconds and the name of a method."""
+    """``events``: pairs of a pause in seconds and one of EVENTS."""
 
     def __init__(self, loop):
         self.loop = loop
-        self.database = Database(loop)
+        self.trouble = set()
+        self.database = Database(self.trouble)
         self.coordinators = {}
         self.tasks = {}
-        self.parted = False  # coordinators don't reach each other
-        self.cut = set()  # coordinators that the node does not reach
-        self.home = "a"  # the coordinator that the node dials
         self.lease = Lease(lambda: None)
 
     async def play(self, events):
@@ -242,7 +256,12 @@ class World:
     async def _act(self, events):
         await asyncio.sleep(15.0)
         for pause, event in events:
-            getattr(self, event)()
+            change = TROUBLE.get(event, set())
+            (self.trouble.difference_update if self.trouble & change else self.trouble.update)(change)
+            if event in ("restart_a", "kill_b"):
+                self.kill(event[-1])
+            if event in ("restart_a", "start_b"):
+                self.start(event[-1])
             await asyncio.sleep(pause)
 
     def start(self, name):
@@ -254,50 +273,18 @@ class World:
             self.coordinators.pop(name, None)
             self.tasks.pop(name).cancel()
 
-    # ---- events
-
-    def refuse(self):
-        self.database.refuses = not self.database.refuses
-
-    def silence(self):
-        silent = self.database.silent_for
-        self.database.silent_for = set() if silent else set(NAMES)
-
-    def silence_a(self):
-        self.database.silent_for ^= {"a"}
-
-    def silence_b(self):
-        self.database.silent_for ^= {"b"}
-
-    def restart_a(self):
-        self.kill("a")
-        self.start("a")
-
-    def kill_b(self):
-        self.kill("b")
-
-    def start_b(self):
-        self.start("b")
-
-    def part(self):
-        self.parted = not self.parted
-
-    def cut_a(self):
-        self.cut ^= {"a"}
-
-    def cut_all(self):
-        self.cut = set() if self.cut else set(NAMES)
-
-    def move(self):
-        self.home = "b" if self.home == "a" else "a"
-
-    def wait(self):
-        pass
-
     # ---- the node
 
+    @property
+    def home(self):
+        """The coordinator that the node dials."""
+        return "b" if "moved" in self.trouble else "a"
+
+    def cut(self, name):
+        return f"{name} is cut off" in self.trouble
+
     def reached(self, name):
-        return None if name in self.cut else self.coordinators.get(name)
+        return None if self.cut(name) else self.coordinators.get(name)
 
     async def node(self):
         number = 0
@@ -312,7 +299,7 @@ class World:
         if self.lease.asks(before):
             ports = {f"127.0.0.1:{7670 + NAMES.index(name)}": name for name in NAMES}
             asked = {self.home, *(ports[address] for address in self.lease.coordinators)}
-            if all(name not in self.tasks and name not in self.cut for name in asked):
+            if all(name not in self.tasks and not self.cut(name) for name in asked):
                 self.lease.refused(before)
 
     async def _stream(self, number):
@@ -338,11 +325,8 @@ class World:
                     self.lease.acknowledged(sequence, coordinator.grant())
                 await asyncio.sleep(HEARTBEAT_S)
         finally:
-            late = OPTIONS.lease_s if home in self.cut else 0.1
+            late = OPTIONS.lease_s if self.cut(home) else 0.1
             self.loop.call_later(late, coordinator.hang_up, number)
-
-
-EVENTS = "refuse silence silence_a silence_b restart_a kill_b start_b part cut_a cut_all move wait".split()
 
 
 def play(events):
