@@ -81,7 +81,7 @@ def sources(*suffixes):
 
 
 def name_of(function):
-    return ast.unparse(function).rpartition(".")[2]
+    return getattr(function, "attr", "") or getattr(function, "id", "") or ast.unparse(function).rpartition(".")[2]
 
 
 def first_words(text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pytest
@@ -22,10 +21,10 @@ class Call(NamedTuple):
 
 
 WORK, FLAGS, TELL = "work", "flags", "tell"
+LedgerKey = tuple[tuple[tuple[int, tuple[int, int]], ...], tuple[tuple[int, int], ...]]
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """``called``: how many operations each member has called. ``told``: progress that members brought along."""
 
     members: frozenset[int]
@@ -39,8 +38,7 @@ class Generation:
         return all(self.called[member] > number for member in self.members)
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """``at``: "work", "flags" or "tell" with ``waits`` or before the call; "between" generations, "left", "dead".
     ``whole``: the newest unit whose results its daemon has put in its memory, whether it has looked or not."""
 
@@ -51,56 +49,39 @@ class Member:
     results: tuple[tuple[int, frozenset[int]], ...] = ()  # of each committed unit: generation, who had a part
     made_in: int = -1  # generation of the unit's results
     whole: int = 0
-    ledger: Ledger = field(default_factory=Ledger, compare=False)
-    told: bytes = b""
-
-    def key(self):
-        heard = tuple(sorted(self.ledger._heard.items()))
-        return (
-            self.generation,
-            self.at,
-            self.waits,
-            self.unit,
-            self.results,
-            self.made_in,
-            self.whole,
-            self.ledger.tell(),
-            heard,
-        )
+    ledger: LedgerKey = ((), ())
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
+    """``early``: members that call the flags when they have called the work, not when it is over."""
+
     members: tuple[Member, ...]
     generations: tuple[Generation, ...]
     faults: int
-    early: frozenset[int] = (
-        frozenset()
-    )  # members that call the flags when they have called the work, not when it is over
+    early: frozenset[int] = frozenset()
     fenced: bool = True
 
-    def key(self):
-        return (tuple(member.key() for member in self.members), self.generations, self.faults)
+
+def thaw(frozen):
+    ledger = Ledger()
+    ledger._mine, ledger._heard = dict(frozen[0]), dict(frozen[1])
+    return ledger
+
+
+def freeze(ledger):
+    return tuple(sorted(ledger._mine.items())), tuple(sorted(ledger._heard.items()))
 
 
 def with_member(world, number, **changes):
     members = list(world.members)
-    members[number] = replace(members[number], **changes)
-    return replace(world, members=tuple(members))
-
-
-def with_ledger(world, number, **changes):
-    """The member gets a copy of its ledger, for the caller to write in."""
-    before = world.members[number].ledger
-    after = Ledger()
-    after._mine, after._heard = dict(before._mine), dict(before._heard)
-    return with_member(world, number, ledger=after, **changes), after
+    members[number] = members[number]._replace(**changes)
+    return world._replace(members=tuple(members))
 
 
 def with_generation(world, number, **changes):
     generations = list(world.generations)
-    generations[number] = replace(generations[number], **changes)
-    return replace(world, generations=tuple(generations))
+    generations[number] = generations[number]._replace(**changes)
+    return world._replace(generations=tuple(generations))
 
 
 def call(world, number):
@@ -118,7 +99,7 @@ def call(world, number):
         world = with_generation(world, member.generation, calls=calls, called=called)
         return call(with_member(world, number, at=FLAGS, waits=False), number)
     if member.at == TELL:
-        told = (*told, (number, member.ledger.tell()))
+        told = (*told, (number, thaw(member.ledger).tell()))
     return with_generation(world, member.generation, calls=calls, called=called, told=told)
 
 
@@ -131,19 +112,20 @@ def see_end(world, number):
         if number in world.early and member.unit <= UNITS:
             world = ready(world, number)
         return committed(world, number)
-    world, ledger = with_ledger(world, number, waits=False)
+    ledger = thaw(member.ledger)
     ledger.hear(told for _, told in world.generations[member.generation].told)
     if ledger.must_commit(SCOPE):
-        return committed(world, number)
+        return committed(with_member(world, number, waits=False, ledger=freeze(ledger)), number)
     ledger.set_unready(SCOPE)
-    return with_member(world, number, at=first_call(member.unit))
+    return with_member(world, number, waits=False, at=first_call(member.unit), ledger=freeze(ledger))
 
 
 def ready(world, number):
     """The member has seen that the unit's results are whole."""
-    world, ledger = with_ledger(world, number, made_in=world.members[number].generation)
+    member = world.members[number]
+    ledger = thaw(member.ledger)
     ledger.set_ready(SCOPE)
-    return world
+    return with_member(world, number, made_in=member.generation, ledger=freeze(ledger))
 
 
 def ends(world, number):
@@ -179,10 +161,12 @@ def committed(world, number):
     following = member.unit + 1
     at = "left" if following > UNITS + 1 else first_call(following)
     results = (*member.results, made)
-    world, ledger = with_ledger(world, number, results=results, unit=following, at=at, waits=False)
+    ledger = thaw(member.ledger)
     ledger.commit(SCOPE)
     if at == FLAGS:  # nothing to compute: ready at once
         ledger.set_ready(SCOPE)
+    changes = {"results": results, "unit": following, "at": at, "waits": False, "ledger": freeze(ledger)}
+    world = with_member(world, number, **changes)
     newest = len(world.generations) - 1
     if at == "left" and member.generation < newest and number in world.generations[newest].members:
         return with_generation(world, newest, suspended=True)  # its engine saw it leave a generation that it never met
@@ -202,7 +186,7 @@ def successors(world):
             for index, generation in enumerate(lost.generations):
                 if number in generation.members and index == newest:
                     lost = with_generation(lost, index, suspended=True)
-            yield True, replace(lost, faults=world.faults - 1)
+            yield True, lost._replace(faults=world.faults - 1)
         generation = world.generations[member.generation]
         if member.at == "between":
             if member.generation < newest:
@@ -220,9 +204,9 @@ def successors(world):
     last = world.generations[newest]
     alive = frozenset(number for number in last.members if world.members[number].at not in ("dead", "left"))
     if last.suspended and alive:
-        yield False, replace(world, generations=(*world.generations, Generation(alive)))
+        yield False, world._replace(generations=(*world.generations, Generation(alive)))
     if world.faults and not last.suspended and alive:  # a link broke, nobody died
-        yield True, replace(with_generation(world, newest, suspended=True), faults=world.faults - 1)
+        yield True, with_generation(world, newest, suspended=True)._replace(faults=world.faults - 1)
 
 
 EARLY = {"late": frozenset[int](), "early": frozenset(range(MEMBERS)), "early on some": frozenset({0})}
@@ -246,14 +230,14 @@ def search(members, faults, early, fenced=True):
     everyone = frozenset(range(members))
     made = (Generation(everyone, called=(0,) * members),)
     start = World(tuple(Member() for _ in everyone), made, faults, early, fenced)
-    seen, work, ended, regrouped = {start.key()}, [start], 0, 0
+    seen, work, ended, regrouped = {start}, [start], 0, 0
     while work:
         world = work.pop()
         quiet = True
         for fault, following in successors(world):
             quiet = quiet and fault
-            if following.key() not in seen:
-                seen.add(following.key())
+            if following not in seen:
+                seen.add(following)
                 work.append(following)
         results = {member.results[:UNITS] for member in world.members if member.at == "left"}
         assert len(results) <= 1, results
