@@ -4,8 +4,7 @@
     python tests/bench/spawn.py
     python tests/bench/spawn.py --heap-mib 50 --ranks 64
 
-Each way must end the child when its parent dies, except for ``popen``, which is here for comparison. Nothing is
-asserted: times depend on the machine.
+Either way the child ends when its parent dies. Nothing is asserted: times depend on the machine.
 """
 
 import argparse
@@ -54,16 +53,10 @@ def ways():
         if os.getppid() != parent:
             os._exit(127)
 
-    def popen(command, preexec=None):
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=null, stderr=null, start_new_session=True, preexec_fn=preexec
-        ).pid
-
+    streams = {"stdin": subprocess.DEVNULL, "stdout": null, "stderr": null, "start_new_session": True}
     return {
         "core": lambda: int(core.spawn(COMMAND, dict(os.environ), "/", null, null)),
-        "popen": lambda: popen(COMMAND),
-        "setpriv": lambda: popen(["setpriv", "--pdeathsig", "KILL", "--", *COMMAND]),
-        "preexec": lambda: popen(COMMAND, ask_for_death_signal),
+        "preexec": lambda: subprocess.Popen(COMMAND, preexec_fn=ask_for_death_signal, **streams).pid,
     }
 
 

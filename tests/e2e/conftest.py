@@ -24,12 +24,24 @@ from bagua.client.describe import event_document, job_document
 from bagua.proto import common_pb2
 
 MARK = "BAGUA_TEST_MARK"
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 PATIENT_S = 400.0
 """For programs whose ranks import a framework each: half a minute of a core, before anything happens."""
 ENDED_S = 60.0
 """For the output of a program that was killed."""
 BAGUA = (sys.executable, "-P", "-m", "bagua.cli.main")
+
+SUM = """
+    import sys, torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    found = torch.tensor([float(bagua.get_rank() + 1)])
+    bagua.allreduce_inplace(found)
+    where = f"rank {bagua.get_rank()} of {bagua.get_world_size()} on node {bagua.get_node_rank()}"
+    sys.stdout.write(f"{where} has {found.item():g} {sys.argv[1:]}\\n")
+"""
+"""A script for all launchers."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,16 @@ class Sandbox:
         path = self.folder / name
         path.write_text(textwrap.dedent(text))
         return path
+
+    def programs(self, **lines):
+        """Makes programs of one line of shell each, the first ones in PATH."""
+        folder = self.folder / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, line in lines.items():
+            (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / name).chmod(0o755)
+        if str(folder) not in self.env["PATH"]:
+            self.env["PATH"] = f"{folder}:{self.env['PATH']}"
 
     def start(self, *command, env=None, **options):
         """Starts a program in a session of its own."""

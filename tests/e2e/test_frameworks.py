@@ -26,13 +26,10 @@ def patience(sandbox):
 
 def typed(sandbox, command):
     """A line of the page."""
-    programs = sandbox.folder / "bin"
-    programs.mkdir(exist_ok=True)
-    for name, words in (("bagua", "-P -m bagua.cli.main"), ("accelerate", "-m accelerate.commands.accelerate_cli")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (programs / name).chmod(0o755)
-    path = f"{programs}:{sandbox.env['PATH']}"
-    return sandbox.run("sh", "-c", command, env={**ENVIRONMENT, "PATH": path})
+    here = f"exec {sys.executable}"
+    commands = {"bagua": "-P -m bagua.cli.main", "accelerate": "-m accelerate.commands.accelerate_cli"}
+    sandbox.programs(**{name: f'{here} {words} "$@"' for name, words in commands.items()})
+    return sandbox.run("sh", "-c", command, env=ENVIRONMENT)
 
 
 def example_as_script(sandbox, module, *arguments):

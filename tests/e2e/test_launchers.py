@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from e2e.conftest import SUM
 from rig.docs import pages
 from rig.limits import SOON_S
 
@@ -23,16 +24,6 @@ AGAIN = """
     count = os.environ["TORCHELASTIC_RESTART_COUNT"]
     print("attempt", count, "of at most", os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)
     sys.exit(count == "0")
-"""
-
-SUM = """
-    import sys, torch
-    import bagua.torch_api as bagua
-
-    bagua.init_process_group()
-    found = torch.tensor([float(bagua.get_rank() + 1)])
-    bagua.allreduce_inplace(found)
-    print("rank", bagua.get_rank(), "has", found.item(), sys.argv[1:], flush=True)
 """
 
 
@@ -85,5 +76,5 @@ def test_two_nodes(sandbox, words):
     done = [sandbox.finish(node, time.monotonic()) for node in nodes]
     assert [one.code for one in done] == [0, 0], "".join(one.text for one in done)
     out = "".join(one.out for one in done)
-    assert all(f"rank {rank} has 3.0 ['-a']" in out for rank in (0, 1)), out
+    assert all(f"rank {rank} of 2 on node {rank} has 3 ['-a']" in out for rank in (0, 1)), out
     sandbox.assert_all_gone(within=SOON_S)

@@ -134,13 +134,8 @@ class Reader:
             "FOLDER": self.reports,
             "74e0": self.newest_tuning,
         }
-        home, programs = self.sandbox.runtime, self.sandbox.folder / "bin"
-        programs.mkdir()
-        for name, text in PROGRAMS.items():
-            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-            (programs / name).chmod(0o755)
-        self.sandbox.env |= {"HOME": str(home), "BAGUA_CACHE_DIR": str(cache_dir())}
-        self.sandbox.env["PATH"] = f"{programs}:{self.sandbox.env['PATH']}"
+        self.sandbox.programs(**PROGRAMS)
+        self.sandbox.env |= {"HOME": str(self.sandbox.runtime), "BAGUA_CACHE_DIR": str(cache_dir())}
         for name in [name for name in self.sandbox.env if name.startswith("BAGUA_STATE") or name == "XDG_STATE_HOME"]:
             del self.sandbox.env[name]
         for name, text in FILES.items():
@@ -323,7 +318,7 @@ def test_files_reach_the_second_host(reader):
     files = {"Subsystem": "sftp internal-sftp", "ForceCommand": f"internal-sftp -d {second}"}
     server = Sshd(made, ADDRESSES[1].split("/")[0], 22, reader.prefix, **files)
     try:
-        reader.sandbox.script("bin/scp", f'#!/bin/sh\nexec {shutil.which("scp")} -F {made / "ssh"} "$@"\n').chmod(0o755)
+        reader.sandbox.programs(scp=f'exec {shutil.which("scp")} -F {made / "ssh"} "$@"')
         (folder / "token").write_text("secret")
         reader.type("bagua certs certs/ --host 10.0.0.1")
         reader.type(command)
@@ -478,12 +473,10 @@ def test_an_algorithm_is_checked_as_ours_are(sandbox, page):
     for block in pages.of_path(pages.ROOT / page):
         if block.file == "signs.py":
             sandbox.script(block.file, block.text)
-    for folder in ("bin", "my"):
-        (sandbox.folder / folder).mkdir()
+    (sandbox.folder / "my").mkdir()
     sandbox.script("my/module.py", "from bagua.examples.own_algorithm import NormalisedMean as MyAlgorithm\n")
-    sandbox.script("bin/pytest", f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n').chmod(0o755)
+    sandbox.programs(pytest=f'exec {sys.executable} -m pytest "$@"')
     sandbox.env |= {"PYTEST_ADDOPTS": "-q -n 0 -p no:cacheprovider"}
-    sandbox.env["PATH"] = f"{sandbox.folder / 'bin'}:{sandbox.env['PATH']}"
     suite = f"{pages.ROOT}/tests/contract/test_algorithms.py"
     for command in pages.run_by("test_an_algorithm_is_checked_as_ours_are", page):
         typed = command.replace("PATH_OF_THE_CLONE/tests/contract/test_algorithms.py", suite)
