@@ -79,7 +79,11 @@ def rank_random_sequences(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"peer_selection_mode": "shift_one"}, {"codec": "int4", "everywhere": True, "warmup_steps": 3}],
+    [
+        {},
+        pytest.param({"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
+        {"codec": "int4", "everywhere": True, "warmup_steps": 3},
+    ],
     ids=["all", "pairs", "codec"],
 )
 def test_abort_leaves_the_same_weights_on_all_ranks(pools, options):

@@ -100,7 +100,9 @@ def rank_compares():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "device"), [([[0, 1]], "cpu"), ([[0, 1], [2]], "cpu"), ([[0], [1]], "fake")], ids=["2", "2+1", "fake"]
+    ("hosts", "device"),
+    [pytest.param([[0, 1]], "cpu", marks=pytest.mark.full), ([[0, 1], [2]], "cpu"), ([[0], [1]], "fake")],
+    ids=["2", "2+1", "fake"],
 )
 def test_equal_to_one_process(pools, hosts, device):
     pools(*hosts, environment=placing.environment(device, "staged")).run(rank_compares)

@@ -120,7 +120,7 @@ def check(ranks, folder, results, killed, committed=False):
     [
         ("0:1:0:submitted 2:3:0:committed", {"batch_size": 3}),
         ("1:2:0:flags 3:2:0:before", {"batch_size": 3, "workers": 2}),
-        ("3:1:0:ready 0:4:0:before", {"global_batch": 10, "workers": 1}),
+        pytest.param("3:1:0:ready 0:4:0:before", {"global_batch": 10, "workers": 1}, marks=pytest.mark.full),
         ("2:1:0:before", {"batch_size": 2, "batches": 2, "balanced": True}),
     ],
 )
@@ -149,7 +149,7 @@ def test_unequal_shares_are_weighted(ranks, tmp_path, elastic):
     assert len(set(check_weights(ranks, tmp_path, {}, 1))) > 1
 
 
-@pytest.mark.parametrize(("batches", "first"), [(1, 1), (2, 0)])
+@pytest.mark.parametrize(("batches", "first"), [pytest.param(1, 1, marks=pytest.mark.full), (2, 0)])
 def test_a_weighted_step_is_repeated(ranks, tmp_path, batches, first):
     """Shares are 3, 3, 2, 2. Gradients of those that are left weigh more, or less, without the lost one."""
     kills = f"0:{first}:0:submitted 3:3:0:ready"
@@ -246,7 +246,7 @@ def rank_train_with_torchs_sampler(workers=0, given=False):
         ("", {}),
         ("0:1:0:submitted 2:3:0:committed", {"given": True}),  # also the last step of the epoch
         ("3:2:0:ready", {"workers": 2}),
-        ("1:4:0:before 2:7:0:before", {}),  # in two epochs
+        pytest.param("1:4:0:before 2:7:0:before", {}, marks=pytest.mark.full),  # in two epochs
     ],
 )
 def test_torchs_sampler_loses_nothing_but_in_the_last_epoch(ranks, tmp_path, kills, arguments):
