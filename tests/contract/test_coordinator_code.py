@@ -20,6 +20,8 @@ from bagua.proto.common_pb2 import CodeArchive, JobSpec
 from bagua.proto.job_pb2 import PutCodeRequest
 
 LIMIT = 1_000_000
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For what comes to no database."""
 
 
 class Clock(ServiceClock):
@@ -85,6 +87,7 @@ async def test_an_archive_comes_and_a_job_gets_its_pieces(stands):
             await second.code.piece(job_id, number)
 
 
+@on_sqlite
 async def test_an_upload_is_checked(stands):
     code = stands().code
     good = named(b"abc")
@@ -111,6 +114,7 @@ async def drip(archive, ends):
     await ends.wait()
 
 
+@on_sqlite
 @pytest.mark.parametrize("accounts", [1, 5])
 async def test_slow_uploads_keep_no_other_account_out(stands, accounts):
     code, ends = stands().code, asyncio.Event()
@@ -127,6 +131,7 @@ async def test_slow_uploads_keep_no_other_account_out(stands, accounts):
     assert all(isinstance(one, InvalidRequestError) for one in await asyncio.gather(*slow, return_exceptions=True))
 
 
+@on_sqlite
 async def test_an_upload_ends_that_is_too_slow(stands, monkeypatch):
     monkeypatch.setattr(code_archives, "_GRACE_S", 0.1)
     monkeypatch.setattr(code_archives, "_OF_ACCOUNT", 1)

@@ -43,10 +43,6 @@ class World:
         """Number of ranks."""
         return sum(len(ranks) for ranks in self.hosts)
 
-    def host_of(self, rank):
-        """Index of a rank's host."""
-        return next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
-
 
 WORLDS = {
     world.name: world

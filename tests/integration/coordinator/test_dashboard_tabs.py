@@ -119,19 +119,19 @@ def test_so_many_tabs_and_no_more(here, monkeypatch):
             assert tab.status_code == 200
         refused = here.tab()
         assert refused.status_code == 429 and "3 tabs are open already" in refused.read().decode()
-    until(lambda: _opens(here), here.alive)  # those that were closed have made room
 
+    def opens():
+        tab = here.tab()
+        tab.close()
+        return tab.status_code == 200
 
-def _opens(here):
-    tab = here.tab()
-    tab.close()
-    return tab.status_code == 200
+    until(opens, here.alive)  # those that were closed have made room
 
 
 def test_a_flood_reaches_a_tab_in_small_pieces(here, peers, job):
     """A rank prints 100,000 lines at once, and 3,000 reports come: the tab gets the newest, at the rate of any tab."""
     began = time.monotonic()
-    sent = 0
+    sent = False
     kinds = Counter()
     lines = skipped = largest = 0
     with ExitStack() as leave:
@@ -141,8 +141,10 @@ def test_a_flood_reaches_a_tab_in_small_pieces(here, peers, job):
             kinds[kind] += 1
             largest = max(largest, len(text))
             document = json.loads(text)
-            if not sent:
-                sent = _report_much(peers[1], job.job_id)
+            for step in range(0 if sent else 3_000):
+                told = c.Progress(job_id=job.job_id, rank=3, step=step, by_itself=True, metrics={"compute ms": 10.0})
+                peers[1].send(n.NodeFact(progress=told))
+            sent = True
             if kind == "log":
                 assert len(document["lines"]) <= LOG_LINES and all(len(line) <= 2_000 for _, line in document["lines"])
                 lines, skipped = lines + len(document["lines"]), skipped + document["skipped"]
@@ -152,13 +154,6 @@ def test_a_flood_reaches_a_tab_in_small_pieces(here, peers, job):
     assert max(kinds.values()) <= ticks, (kinds, ticks)
     assert lines <= LOG_LINES * ticks and skipped > 0
     assert largest < 1_000_000
-
-
-def _report_much(peer, job_id):
-    for step in range(3_000):
-        told = c.Progress(job_id=job_id, rank=3, step=step, by_itself=True, metrics={"compute ms": 10.0})
-        peer.send(n.NodeFact(progress=told))
-    return 3_000
 
 
 def _events(tab):
