@@ -24,14 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/rig, whatever PYTHONSAFEPATH says
 sys.path.insert(0, str(Path(__file__).parent))
 
-from control.beats import beats
-from control.elastic import elastic
-from control.old import old
-from control.queue import queue
+from control.figures import beats, elastic, old, queue, wide
 from control.report import console, tables
 from control.start import start
 from control.way import Way
-from control.wide import wide
 from rich.console import Console
 
 ROWS = {"queue": queue, "wide": wide, "elastic": elastic, "beats": beats, "old": old, "start": start}

@@ -1,2 +1,2 @@
-"""Parts of ``control_plane.py``: ``way`` starts a coordinator, ``calls`` asks it, ``report`` shows figures; each other
-module is a group of figures."""
+"""Parts of ``control_plane.py``: ``way`` starts a coordinator, ``calls`` asks it, ``figures`` and ``start`` measure,
+``report`` shows what they found."""
