@@ -160,7 +160,10 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+DAMAGED = [("sqlite", damage) for damage in DAMAGE] + [("postgresql", damage) for damage in ("slots", "column")]
+
+
+@pytest.mark.parametrize(("database_url", "damage"), DAMAGED, indirect=["database_url"])
 def test_a_check_says_what_does_not_fit(store, tmp_path, database_url, damage):
     statement, words = DAMAGE[damage]
     with store.transaction() as tx:
