@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from bagua.base import algorithm_choice, checkpoint_folder, net_plugin, replica_check
+from bagua.base import algorithm_choice, checkpoint_folder, islands, net_plugin, replica_check
 from bagua.base.errors import ConfigError
 
 MAX_RANKS = 1024
@@ -108,6 +108,11 @@ class JobOptions(TypedDict, total=False):
         int,
         "Elastic: lost ranks that each node replaces in an hour, if the script takes newcomers.",
         _option(metavar="N", least=0, most=1000),
+    ]
+    island_size: Annotated[
+        int,
+        "Ranks that hold one copy of a sharded model together; torch.distributed's world is theirs. Default: 1.",
+        Option(least=0, most=MAX_RANKS, variable=islands.VARIABLE),
     ]
     module: Annotated[bool, "SCRIPT is a module, as in python -m.", _option(flags=("-m",), field="is_module")]
     no_python: Annotated[bool, "SCRIPT is a program, not a Python script.", _option()]

@@ -82,6 +82,7 @@ class JobSpec:
     min_nodes: int = 0  # 0: it begins on all of its nodes, and goes on down to one rank
     max_nodes: int = 0  # 0: nnodes
     respawn: int = 0  # so many ranks an hour are replaced on each node
+    island_size: int = 1  # so many ranks are lost together, and come together
     code: str = ""  # digest of the archive that the ranks run in; empty: none
 
     @property

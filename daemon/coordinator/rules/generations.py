@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bagua.base import islands
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
 
 # Fields of a host whose engine begins anew, and has said nothing yet.
@@ -65,7 +66,7 @@ def survivors(job: JobRecord, lost: Collection[str], now: float, newcomers_stay:
         if host.node_id in lost or host.phase is Phase.STOPPED:
             out.append(_out(host, numbers, job.generation))
             continue
-        running, dead = _by_life(host)
+        running, dead = _by_life(host, job.spec.island_size)
         staying = [rank for rank in running if newcomers_stay or not rank.newcomer]
         waiting = [rank for rank in running if rank.newcomer and not newcomers_stay]
         if not staying and not waiting:
@@ -93,7 +94,7 @@ def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str
         if host.node_id in left:
             out.append(replace(_out(host, numbers, job.generation), dismissed=True))
             continue
-        running, dead = _by_life(host)
+        running, dead = _by_life(host, job.spec.island_size)
         out += [_dead_part(host, rank, numbers, job.generation) for rank in dead]
         part = new.pop(host.node_id, None)
         hosts.append(replace(host, ranks=(*running, *(part.ranks if part is not None else ()))))
@@ -103,10 +104,9 @@ def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str
     return Regroup(counted(hosts, fresh=False), tuple(out), joining, plan=Plan.PLANNED)
 
 
-def _by_life(host: HostRecord) -> tuple[list[RankRecord], list[RankRecord]]:
-    """Returns (ranks that run, those that have ended)."""
-    running = [rank for rank in host.ranks if rank.state is not RankState.EXITED]
-    return running, [rank for rank in host.ranks if rank.state is RankState.EXITED]
+def _by_life(host: HostRecord, island_size: int) -> tuple[list[RankRecord], list[RankRecord]]:
+    """Returns (ranks that go on, those that have ended, with the others of their islands)."""
+    return islands.divide(host.ranks, island_size, lambda rank: rank.state is RankState.EXITED)
 
 
 class Numbers:

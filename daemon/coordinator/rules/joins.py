@@ -178,6 +178,7 @@ def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, in
             if node is None or not node.open or node.boot_id != host.boot_id or job.other_parts(host.node_id):
                 continue
             count = min(per_node - _running(host), job.spec.respawn - begun[host.node_id], node.free)
+            count -= count % job.spec.island_size
             if count > 0:
                 found.append((node, count))
     missing = job.wanted - len(staying)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bagua.base import code_archive
-from bagua.base.errors import InvalidRequestError
+from bagua.base import code_archive, islands
+from bagua.base.errors import ConfigError, InvalidRequestError
 from bagua.base.protocol import MAX_PATIENCE_S
 from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
 from bagua.base.secrets import HIDDEN, looks_secret, shown
@@ -139,6 +139,7 @@ def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
         min_nodes=spec.min_nodes,
         max_nodes=spec.max_nodes,
         respawn=spec.respawn,
+        island_size=islands.size_in(spec.env),
         code=spec.code.digest,
     )
 
@@ -153,7 +154,22 @@ def _check_size(spec: common_pb2.JobSpec) -> None:
             f"spec.nnodes x spec.nproc_per_node is {spec.nnodes} x {spec.nproc_per_node}: "
             f"a job can have {MAX_RANKS} ranks at most. [BG812]"
         )
+    _check_islands(spec)
     _check_elastic(spec)
+
+
+def _check_islands(spec: common_pb2.JobSpec) -> None:
+    try:
+        size = islands.size_in(spec.env)
+    except ConfigError as error:
+        raise InvalidRequestError(f"spec.env: {error}") from None
+    if words := islands.misfit(size, [spec.nproc_per_node] * spec.nnodes):
+        raise InvalidRequestError(f"{words}: choose another --island-size or --nproc-per-node. [BG114]")
+    if spec.elastic and spec.nproc_per_node % size:
+        raise InvalidRequestError(
+            f"spec.nproc_per_node is {spec.nproc_per_node}: in an elastic job each island lies on one node, so it must "
+            f"be a multiple of the island's size, {size}. [BG114]"
+        )
 
 
 def _check_elastic(spec: common_pb2.JobSpec) -> None:

@@ -24,16 +24,16 @@ WIRE = common_pb2.JobSpec(elastic=True).SerializeToString()
 
 
 class Cluster:
-    """A job of two ranks on each node, on nodes a, b, ...; what its nodes say, and what is decided."""
+    """A job of two ranks on each node, or ``per_node``, on nodes a, b, ...; what its nodes say, and what is decided."""
 
-    def __init__(self, nodes="ab", least=0, most=4, respawn=0, takes=True):
+    def __init__(self, nodes="ab", least=0, most=4, respawn=0, takes=True, per_node=2, island_size=1):
+        self.per_node = per_node
         self.now = 100.0
         self.told = []
         self.views = {}
         self.there(*nodes)
-        spec = JobSpec(
-            "job", len(nodes), 2, 30, 5.0, 0, WIRE, elastic=True, min_nodes=least, max_nodes=most, respawn=respawn
-        )
+        options = {"min_nodes": least, "max_nodes": most, "respawn": respawn, "island_size": island_size}
+        spec = JobSpec("job", len(nodes), per_node, 30, 5.0, 0, WIRE, elastic=True, **options)
         self.takes = takes
         self.job = JobRecord("job-1", spec, WALL, submitted_clock=100.0)
         self.decide()
@@ -44,7 +44,7 @@ class Cluster:
 
     def there(self, *names, **more):
         for name in names:
-            view = NodeView(name, "", "::1", f"boot {name}", 2, 0, True, 0.0)
+            view = NodeView(name, "", "::1", f"boot {name}", self.per_node, 0, True, 0.0)
             self.views[name] = replace(view, **more)
 
     def decide(self, at=0.0):

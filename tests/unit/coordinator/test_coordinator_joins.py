@@ -128,6 +128,24 @@ def test_lost_ranks_are_replaced_on_their_node():
     assert c.joining() == [("a", [5])]
 
 
+def test_a_lost_rank_costs_its_island_and_whole_ones_join():
+    """Of nodes with two islands of two. The daemon ends whoever is in no generation any more."""
+    c = Cluster("ab", most=2, respawn=3, per_node=4, island_size=2)
+    c.says("a", killed(3))
+    assert c.decide().generation == 2 and c.members() == [("a", [0, 1]), ("b", [4, 5, 6, 7])]
+    assert [rank.rank for rank in c.job.ranks] == [0, 1, 2, 3, 4, 5] and len(c.job.former) == 2
+    assert c.joining() == [("a", [8, 9])]
+    c.enter()
+    c.ready("a")
+    c.enter()
+    assert c.members() == [("a", [0, 1, 8, 9]), ("b", [4, 5, 6, 7])]
+    c.enter()
+    c.says("b", killed(4), killed(7))
+    c.decide()
+    c.enter()
+    assert c.members() == [("a", [0, 1, 8, 9])] and c.joining() == [], "one an hour is left, and no island is as small"
+
+
 # ---- losses meet newcomers
 
 
@@ -223,10 +241,11 @@ def expect_one_word_to_each_node(c):
 @given(
     least=st.sampled_from((0, 2)),
     respawn=st.sampled_from((0, 2)),
+    island_size=st.sampled_from((1, 2)),
     events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 11)), max_size=25),
 )
-def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(least, respawn, events):
-    c = Cluster("ab", least=least, most=4, respawn=respawn)
+def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(least, respawn, island_size, events):
+    c = Cluster("ab", least=least, most=4, respawn=respawn, island_size=island_size)
     for kind, choice in events:
         before = c.job
         happens(c, kind, choice)
@@ -239,6 +258,7 @@ def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(lea
         assert sorted(somewhere) == list(range(c.job.next_member))
         assert (c.job.state is JobState.WAITING) is c.job.plan.holds
         assert any(not host.new for host in c.job.hosts), "somebody has state"
+        assert all(host.nranks % island_size == 0 for host in (*c.job.hosts, *c.job.joining)), "islands are whole"
         new = {rank.number for rank in c.job.ranks} - {rank.number for rank in before.ranks}
         if new and c.job.generation == before.generation + 1:
             assert c.job.plan is Plan.PLANNED, "nobody comes in at once"

@@ -1,0 +1,41 @@
+"""Islands: so many ranks hold one copy of a sharded model together. Each job has islands of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from bagua.base.errors import ConfigError
+
+VARIABLE = "BAGUA_ISLAND_SIZE"
+
+T = TypeVar("T")
+
+
+def size_in(variables: Mapping[str, str]) -> int:
+    """Returns the size that these variables of ranks tell; 1 where they tell none. Raises ConfigError for no size."""
+    text = variables.get(VARIABLE, "").strip() or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{VARIABLE} is {text!r}: an island has a whole number of ranks, from 1. [BG114]")
+    return int(text)
+
+
+def misfit(size: int, ranks: Sequence[int]) -> str:
+    """Says why hosts with so many ``ranks`` each can't be divided into islands of this size; empty if they can."""
+    world = sum(ranks)
+    if world % size:
+        return f"{world} ranks can't be divided into islands of {size}"
+    if any(each % size and size % each for each in ranks) or len({each for each in ranks if each % size}) > 1:
+        return f"islands of {size} ranks neither fill hosts of {', '.join(map(str, ranks))} ranks nor fit into them"
+    return ""
+
+
+def divide(members: Sequence[T], size: int, ended: Callable[[T], bool]) -> tuple[list[T], list[T]]:
+    """Returns (members that go on, those that are out). ``members``: of a host, in the order of their ranks. Of an
+    island all are out when one has ``ended``."""
+    staying: list[T] = []
+    out: list[T] = []
+    for begin in range(0, len(members), size):
+        island = members[begin : begin + size]
+        (out if any(map(ended, island)) else staying).extend(island)
+    return staying, out
