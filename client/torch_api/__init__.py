@@ -57,7 +57,16 @@ from bagua.torch_api.communication import (
 from bagua.torch_api.compat.settings import version
 from bagua.torch_api.compat.uneven import join
 from bagua.torch_api.distributed import BaguaModule
-from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
+from bagua.torch_api.env import (
+    get_island,
+    get_island_size,
+    get_local_rank,
+    get_local_size,
+    get_node_rank,
+    get_rank,
+    get_replica_count,
+    get_world_size,
+)
 from bagua.torch_api.notebook import notebook_launcher
 from bagua.torch_api.tensor import BaguaTensor
 from bagua.torch_api.train.ddp_hook import ddp_hook
@@ -95,10 +104,13 @@ __all__ = [
     "gather",
     "gather_inplace",
     "get_backend",
+    "get_island",
+    "get_island_size",
     "get_local_rank",
     "get_local_size",
     "get_node_rank",
     "get_rank",
+    "get_replica_count",
     "get_world_size",
     "init_process_group",
     "is_initialized",

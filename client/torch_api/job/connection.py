@@ -180,6 +180,7 @@ class HostConnection:
         self._thread = threading.local()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
+        self._island_size = environment.get_island_size()
         self._passes = 0
         self.membership = self._membership(view)
         self.elastic: bool = view["elastic"]
@@ -271,7 +272,13 @@ class HostConnection:
     def _membership(self, view: dict[str, Any]) -> Membership:
         hosts = tuple(map(tuple, view["hosts"]))
         return Membership(
-            view["rank"], hosts, self._job_id, view["generation"], tuple(view["members"]), lobby=view["newcomer"]
+            view["rank"],
+            hosts,
+            self._job_id,
+            view["generation"],
+            tuple(view["members"]),
+            lobby=view["newcomer"],
+            island_size=self._island_size,
         )
 
     @property

@@ -44,6 +44,7 @@ class Membership:
     numbers: tuple[int, ...] = ()
     resting: frozenset[int] = frozenset()
     lobby: bool = False
+    island_size: int = 1
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -64,6 +65,29 @@ class Membership:
     def active(self) -> tuple[int, ...]:
         """Ranks of the members that take part."""
         return tuple(rank for rank, member in enumerate(self.members) if member not in self.resting)
+
+    @property
+    def island(self) -> tuple[int, ...]:
+        """Ranks that hold one copy of a sharded model together with this one. Islands of one rank: all that take part,
+        because torch.distributed's world is theirs."""
+        if self.island_size == 1:
+            return self.active
+        first = self.rank - self.place
+        return tuple(range(first, first + self.island_size))
+
+    @property
+    def place(self) -> int:
+        """Position of this rank in its island."""
+        return self.rank % self.island_size
+
+    def at_place(self, place: int | None) -> tuple[int, ...]:
+        """Ranks of the members that take part, at this position of each island. None: all."""
+        return self.active if place is None else self.active[place :: self.island_size]
+
+    @property
+    def alike(self) -> tuple[int, ...]:
+        """Ranks that hold the same shards of a model as this one: one of each island."""
+        return tuple(range(self.place, self.world_size, self.island_size))
 
     @property
     def world_size(self) -> int:

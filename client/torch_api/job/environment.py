@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from bagua.base import launchers, replica_check
+from bagua.base import islands, launchers, replica_check
 from bagua.base.errors import ConfigError
 from bagua.base.replica_check import CheckReplicas
 from bagua.tuning.grouping import DEFAULT_BYTES
@@ -117,6 +117,22 @@ def get_rank() -> int:
 def get_world_size() -> int:
     """Number of ranks in the job: WORLD_SIZE, or what srun, mpirun or PBS say, else 1."""
     return _read_place("WORLD_SIZE", 1)
+
+
+def get_island_size() -> int:
+    """Number of ranks that hold one copy of a sharded model together: BAGUA_ISLAND_SIZE, else 1. Raises ConfigError if
+    it is no whole number from 1."""
+    return islands.size_in({islands.VARIABLE: look(islands.VARIABLE)})
+
+
+def get_island() -> int:
+    """Number of this rank's island, counted from 0."""
+    return get_rank() // get_island_size()
+
+
+def get_replica_count() -> int:
+    """Number of copies of a sharded model: of islands."""
+    return get_world_size() // get_island_size()
 
 
 def get_local_rank() -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
+from bagua.base import islands
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.job import environment, ephemeral, torch_distributed
 from bagua.torch_api.job.daemon import DaemonClient, Membership
@@ -96,6 +97,10 @@ def _tell(membership: Membership) -> None:
 
 def _begin(session: Session, torch_wanted: bool) -> None:
     _tell(session.membership)
+    if (size := session.membership.island_size) > 1:
+        if words := islands.misfit(size, list(map(len, session.membership.hosts))):
+            raise ConfigError(f"{words}: choose another --island-size, or other numbers of ranks. [BG114]")
+        torch_distributed.refuse_samplers_of_islands()
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True

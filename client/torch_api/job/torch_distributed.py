@@ -4,6 +4,8 @@ Gloo starts three threads and a listening socket per rank; ranks connect to each
 Before torch 2.8 every rank connects to all others at the start, so either all ranks of a job have the group or none.
 In an elastic job the group is destroyed when a generation ends, and operations under way on it fail. The next
 generation makes another one, whose ranks meet at a store that its first rank opens.
+With islands the group is that of this rank's island. It lives as long as the island, which loses no member alone: FSDP
+keeps its groups for life.
 Processes that are forked (DataLoader workers) inherit the group's objects without the threads, and freeing these would
 wait for threads for ever: in a forked child they are never freed.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import logging
 import os
 import secrets
@@ -31,6 +34,7 @@ from torch import distributed
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from bagua.base.address import is_loopback
+from bagua.base.errors import ConfigError
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import Session
@@ -92,10 +96,17 @@ class TorchGroup:
         """Returns the place at which Gloo's ranks find each other first. All ranks of several hosts call it together;
         it is "" where rank 0 does not want the group."""
         membership = self._session.membership
-        if len(membership.hosts) > 1:
-            return _broadcast_text(self._session, self.offer())
-        # Each group of newcomers, and each later group, meets at a file of its own.
-        return _FILE + self._file(f"{membership.members[0]}-{self._uses}")
+        if self._on_one_host():
+            # Each group of newcomers, and each later group, meets at a file of its own.
+            return _FILE + self._file(f"{membership.members[membership.island[0]]}-{self._uses}")
+        told, mine = {}, self.offer()
+        for first in range(0, membership.world_size, len(membership.island)):  # of each island
+            told[first] = _broadcast_text(self._session, mine, first)
+        return told[membership.island[0]]
+
+    def _on_one_host(self) -> bool:
+        membership = self._session.membership
+        return set(membership.local_ranks).issuperset(membership.island)
 
     def _meet(self, where: str, patience: timedelta) -> None:
         """Makes the group with the others that come to this place: a file beside the daemon's socket, or a TCP port of
@@ -103,7 +114,7 @@ class TorchGroup:
         offered, self._offered = self._offered, None
         if where.startswith(_FAILED):
             raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
-        ranks = len(self._session.membership.active)
+        ranks = len(self._session.membership.island)
         if where.startswith(_FILE):
             store = FileStore(where.removeprefix(_FILE), ranks)
             # Its destructor aborts the process where the file can't be written any more: on a disk that has become
@@ -125,12 +136,12 @@ class TorchGroup:
         """Makes the default group, without waiting for other ranks if this torch connects lazily. ``towards``: a host
         of the job."""
         membership = self._session.membership
-        address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(towards)
+        address = "127.0.0.1" if self._on_one_host() else _address_towards(towards)
         interface = _interface_of(address)
         if interface is not None and INTERFACE not in os.environ:  # a variable that the user set stays
             os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
         hook = sys.excepthook
-        place, ranks = membership.active.index(membership.rank), len(membership.active)
+        place, ranks = membership.island.index(membership.rank), len(membership.island)
         with environment.for_a_moment(LAZY, "1"):
             distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
@@ -149,8 +160,9 @@ class TorchGroup:
     # The next generation
 
     def leave(self) -> None:
-        """Destroys the group, because the generation ends: operations on it of other threads and ranks fail."""
-        if self._is_up():
+        """Destroys the group, because the generation ends: operations on it of other threads and ranks fail. That of an
+        island stays."""
+        if self._is_up() and self._session.membership.island_size == 1:
             self._down = True
             last = _backends_of_all()
             with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
@@ -169,13 +181,13 @@ class TorchGroup:
         """Opens the store of the next group on the first rank of the group, and returns its address; "" on others."""
         membership = self._session.membership
         self._offered = None
-        if not self._down or membership.rank != membership.active[0]:
+        if not self._down or membership.rank != membership.island[0]:
             return ""
-        if len(membership.hosts) == 1:
+        if self._on_one_host():
             return _FILE + self._file(secrets.token_hex(8))
         try:
             address = _address_towards(environment.get_master_addr())
-            self._offered, where = _listen(address, len(membership.active))
+            self._offered, where = _listen(address, len(membership.island))
         except (RuntimeError, OSError) as error:
             return f"{_FAILED}{error}"
         return where
@@ -191,7 +203,9 @@ class TorchGroup:
         try:
             if not connects_lazily():
                 raise RuntimeError(f"torch {torch.__version__} can't make its group again: 2.8 or newer can. [BG910]")
-            where = next(filter(None, offers), f"{_FAILED}it has no torch.distributed group of Bagua")
+            membership = self._session.membership
+            first = membership.active.index(membership.island[0])
+            where = offers[first] or f"{_FAILED}it has no torch.distributed group of Bagua"
             self._meet(where, CONNECT_AGAIN)
         except (RuntimeError, OSError, ValueError) as error:
             self._warn(error)
@@ -227,6 +241,28 @@ class TorchGroup:
             deadline = time.monotonic() + FREED_S
             for one in freeing:
                 one.join(max(0.0, deadline - time.monotonic()))
+
+
+def refuse_samplers_of_islands() -> None:
+    """Makes torch's ``DistributedSampler`` refuse to ask torch.distributed, which knows the island alone: each island
+    would get the same samples. Once in a process."""
+    from torch.utils.data import DistributedSampler  # here: no other job needs it, and it takes time
+
+    make = DistributedSampler.__init__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def init(self: Any, dataset: Any, num_replicas: int | None = None, *rest: Any, **named: Any) -> None:
+        if num_replicas is None and environment.get_island_size() > 1:
+            raise ConfigError(
+                "DistributedSampler would give each island the same samples: it asks torch.distributed, which knows "
+                "this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), bagua.get_rank()), or, "
+                "where its ranks read the same, (dataset, bagua.get_replica_count(), bagua.get_island()). [BG701]"
+            )
+        make(self, dataset, num_replicas, *rest, **named)
+
+    DistributedSampler.__init__ = init  # type: ignore[method-assign]
 
 
 def wanted() -> bool:
@@ -320,14 +356,14 @@ def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
     return store
 
 
-def _broadcast_text(session: Session, text: str) -> str:
-    """Broadcasts rank 0's ``text``, and returns it on every rank."""
+def _broadcast_text(session: Session, text: str, root: int) -> str:
+    """Broadcasts the ``text`` of this rank, and returns it on every rank."""
     held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     data = text.encode()[:ADDRESS_BYTES]
     held[: len(data)] = torch.tensor(list(data), dtype=torch.uint8, device="cpu")
-    gives = session.membership.rank == 0
-    place = held.data_ptr()
-    session.connection.exchange_bytes("broadcast", place if gives else 0, 0 if gives else place, ADDRESS_BYTES, root=0)
+    gives = session.membership.rank == root
+    src, dst = (held.data_ptr(), 0) if gives else (0, held.data_ptr())
+    session.connection.exchange_bytes("broadcast", src, dst, ADDRESS_BYTES, root=root)
     return bytes(held.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
