@@ -195,6 +195,9 @@ class AlgorithmImpl:
     ``takes_sparse``: gradients of ``Embedding(sparse=True)`` may go beside the buckets, as their mean. False where each
     gradient must be in a bucket, or is summed up. It has no meaning for weights.
 
+    ``takes_shards``: models may be sharded: it asks nothing of a parameter but what ranks of one position in their
+    islands have alike. False where its optimizer and its slots would hold different parts.
+
     ``newcomers_take``: names of attributes, plain data, that a rank takes over which joins an elastic job: counters of
     steps, and what follows from them.
     """
@@ -204,6 +207,7 @@ class AlgorithmImpl:
     recuts = True
     waits = True
     takes_sparse = True
+    takes_shards = True
     newcomers_take: tuple[str, ...] = ()
 
     def __init__(self, process_group: ProcessGroup) -> None:

@@ -129,7 +129,8 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
             if module not in of_module:
                 of_module[module] = sizes.index(min(sizes))  # the smallest so far: fragments take equally long
             fragment_of[id(tensor)] = of_module[module]
-            sizes[of_module[module]] += tensor.numel() * tensor.element_size()
+            whole = getattr(tensor, "whole", tensor)  # of a shard: so all shards of a module go together
+            sizes[of_module[module]] += whole.numel() * whole.element_size()
         return fragment_of
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:

@@ -56,6 +56,7 @@ class OneBitAdamOptimizer(FrozenAdam):
 
 class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     takes_sparse = False
+    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
     refuses_join = REFUSES_MOMENTS
 
     def __init__(

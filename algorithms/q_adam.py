@@ -201,6 +201,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
     """``QAdamAlgorithm`` at work on one model. ``optimizer`` is known when the model's optimizers are."""
 
     takes_sparse = False
+    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
     refuses_join = REFUSES_MOMENTS
 
     def __init__(

@@ -78,7 +78,8 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
             )
         # Ids: ``==`` of tensors compares elements.
         held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    missing = [name for name, parameter in bagua_ddp.bagua_build_params() if id(parameter) not in held]
+    exchanged = ((name, getattr(one, "whole", one)) for name, one in bagua_ddp.bagua_build_params())  # of a shard
+    missing = [name for name, parameter in exchanged if id(parameter) not in held]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(

@@ -112,6 +112,7 @@ class ZeroOneAdamOptimizer(FrozenAdam):
 class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
     optimizer: ZeroOneAdamOptimizer
     takes_sparse = False
+    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
 
     def __init__(
         self, process_group: ProcessGroup, optimizer: ZeroOneAdamOptimizer | None, codec: Codec | None

@@ -72,9 +72,11 @@ class Admission:
 
     def run(self, followers: Followers, extra: Mapping[str, Any], whole: Sequence[int]) -> dict[str, Any]:
         """All members of the generation call it. ``whole``: ranks that hold the state; ``extra``: more of it. Returns
-        that of the first of them. Raises Unfit on a newcomer, which does not join then."""
+        that of the first of them. Raises Unfit on a newcomer, which does not join then. With islands a rank's state is
+        that of the ranks at its position of theirs."""
         rank = self._session.membership.rank
         newcomer = rank not in whole
+        whole = [one for one in self._session.membership.alike if one in whole]
         carriers = dict(self._carriers)
         self._compare(followers.describe(), carriers, whole)
         try:

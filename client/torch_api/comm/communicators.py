@@ -56,12 +56,22 @@ class Communicators(Carrier):
         million pairs does."""
         return self.attach(hashed_number(key), members, shrinks=shrinks)
 
-    def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False, grows: bool = False) -> Communicator:
-        """Returns this rank's end of communicator ``id``."""
+    def attach(
+        self,
+        id: int,
+        members: Sequence[int],
+        *,
+        shrinks: bool = False,
+        grows: bool = False,
+        place: int | None = None,
+    ) -> Communicator:
+        """Returns this rank's end of communicator ``id``. ``place``: newcomers at this position of their islands
+        become members."""
         session = self._session
         if not session.elastic:
             return Communicator(id, members, session.membership.rank, self._connection)
         made = self._attach_elastic(id, members, shrinks, grows)
+        made.place = place
         session.renew_with(made)
         if grows:
             self._growing.add(made)
@@ -116,11 +126,13 @@ class Communicators(Carrier):
         further."""
         self._world_ids, self._counts = mark[0], Counter(mark[1])
 
-    def next_world_id(self) -> int:
+    def next_world_id(self, place: int | None = None) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
-        quicker than others: see csrc/core/channel/layout.h."""
-        self._world_ids += 1
-        return self._world_ids
+        quicker than others: see csrc/core/channel/layout.h. ``place``: of the ranks at this position of each island;
+        these communicators have numbers in a row."""
+        first = self._world_ids + 1
+        self._world_ids += 1 if place is None else self._session.membership.island_size
+        return first + (place or 0)
 
     def count(self, key: str) -> int:
         """Returns how often this key was asked for before."""

@@ -36,7 +36,16 @@ class BaguaProcessGroup(Roster):
     wrapped with it.
     """
 
-    def __init__(self, ranks: Sequence[int], stream: Any = None, group_name: str = "", *, key: str = "") -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        stream: Any = None,
+        group_name: str = "",
+        *,
+        key: str = "",
+        place: int | None = None,
+    ) -> None:
+        self.place = place
         self._session = current()
         self._made = communicators(self._session)
         self.ranks = sorted(ranks)
@@ -107,6 +116,11 @@ class BaguaProcessGroup(Roster):
         they agree on its number, whichever of them had made one before a generation ended."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
+        if ranks is None and self.place is not None:
+            number, grows = self._made.next_world_id(self.place), shrinks and self.grows
+            made = self._made.attach(number, members, shrinks=shrinks, grows=grows, place=self.place)
+            made.stream = self.stream
+            return made
         # Some that are all at the moment may not be so when members have come: they count for themselves then.
         if tuple(members) == self._made.world.ranks and (ranks is None or not self._session.elastic):
             made = self._made.attach(self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self.grows)
@@ -175,6 +189,19 @@ def _default_group(session: Session) -> BaguaProcessGroup:
     made.shrinks = made.grows = True
     made._key = "default"  # whoever its members are
     return _remember(made)
+
+
+def replicas_group() -> BaguaProcessGroup:
+    """The group of the ranks that hold the same shards as this one: those at its position of each island."""
+    return current().keep(_replicas_group)
+
+
+def _replicas_group(session: Session) -> BaguaProcessGroup:
+    membership = session.membership
+    made = BaguaProcessGroup(membership.at_place(membership.place), None, "", key="replicas", place=membership.place)
+    made.shrinks = made.grows = True
+    made._key = f"replicas {membership.place}"  # whoever its members are
+    return made
 
 
 def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:

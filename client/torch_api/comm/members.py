@@ -44,10 +44,12 @@ class Roster:
     """Members by the ``numbers`` that they keep for life, over the generations of an elastic job.
 
     ``shrinks``: they go on without members that were lost; otherwise ``lost`` are their numbers, and what they are
-    members of can't be used any more. ``grows``: newcomers become members, too.
+    members of can't be used any more. ``grows``: newcomers become members, too. ``place``: of islands, those at this
+    position alone; None: all.
     """
 
     shrinks = grows = False
+    place: int | None = None
     numbers: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     _lobby = False  # they are newcomers that were not let in
@@ -69,7 +71,7 @@ class Roster:
     def _follow(self, present: Membership) -> list[int]:
         """Returns the ranks of those that are left in a new generation."""
         if self.grows:
-            self.numbers = tuple(present.members[rank] for rank in present.active)
+            self.numbers = tuple(present.members[rank] for rank in present.at_place(self.place))
         if self._lobby and not self.grows:
             self.lost = self.numbers
         elif not self.shrinks:

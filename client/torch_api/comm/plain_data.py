@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.shards import is_shard, local_part, with_part
 
+_TENSORS = ("tensor", "shard")
 _PLAIN = (bool, int, float, str, type(None))
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS_OF_MAPPINGS = {made: kind for kind, made in _MAPPINGS.items()}
@@ -19,9 +21,10 @@ _KINDS_OF_MAPPINGS = {made: kind for kind, made in _MAPPINGS.items()}
 def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for anything else."""
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
+        tensors.append(local_part(value))
         on_device = value.device.type != "cpu"
-        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
+        kind = "shard" if is_shard(value) else "tensor"
+        return {kind: [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
     value = _plain_number(value)
     if isinstance(value, _PLAIN):
         return value
@@ -65,9 +68,9 @@ def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None
     if not isinstance(document, dict):
         return document
     ((kind, content),) = document.items()
-    if kind == "tensor":
-        made = _new_tensor(content, like)
-        tensors.append(made)
+    if kind in _TENSORS:
+        made = _new_tensor(content, like) if like is None or kind == "tensor" else _new_shard(content, like)
+        tensors.append(local_part(made))
         return made
     if kind in _MAPPINGS:
         return _MAPPINGS[kind]({decode(key, tensors, like): decode(item, tensors, like) for key, item in content})
@@ -80,16 +83,27 @@ def tensor_paths(document: Any) -> list[tuple[str, ...]]:
     if not isinstance(document, dict):
         return []
     ((kind, content),) = document.items()
-    if kind == "tensor":
+    if kind in _TENSORS:
         return [()]
     pairs = content if kind in _MAPPINGS else enumerate(content)
     return [(str(key), *path) for key, item in pairs for path in tensor_paths(item)]
 
 
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise BaguaError(f"Another rank sent a tensor of unknown dtype {name!r}. [BG504]")
+    return found
+
+
+def _new_shard(content: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that is divided as the parameter whose state it is: no other has parts in an optimizer."""
+    made: torch.Tensor = with_part(torch.empty_like(local_part(like), dtype=_dtype(content[0])).detach(), like)
+    return made
+
+
 def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
-    dtype = getattr(torch, content[0], None)
-    if not isinstance(dtype, torch.dtype):
-        raise BaguaError(f"Another rank sent a tensor of unknown dtype {content[0]!r}. [BG504]")
+    dtype = _dtype(content[0])
     _, sizes, on_device = content
     where = like.device if like is not None and on_device else torch.device("cpu")
     shape = torch.Size(sizes)

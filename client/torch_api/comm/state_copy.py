@@ -49,7 +49,7 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 class StateCopy:
     """One copy of ``tensors``, which have the same shapes and dtypes on all ranks, in the same order. ``whole``: ranks
-    that hold the state. All others get it."""
+    that hold the state. All others get it. With islands: of those at this rank's position."""
 
     def __init__(self, session: Session, tensors: Sequence[torch.Tensor], whole: Sequence[int]) -> None:
         self._session = session
@@ -58,9 +58,10 @@ class StateCopy:
         self._sizes = [one.numel() for one in self._bytes]
         self._rank = session.membership.rank
         self._newcomer = self._rank not in whole
-        self._newcomers = [rank for rank in range(session.membership.world_size) if rank not in whole]
+        self._newcomers = [rank for rank in session.membership.alike if rank not in whole]
         self._whole = whole
         self._senders: list[int] = []
+        self._most = 0  # tensors on a rank: their number may differ with the position in an island
 
     def run(self) -> None:
         """Raises BaguaError on a newcomer at which something else arrived than the first sender has."""
@@ -81,6 +82,7 @@ class StateCopy:
         sizes = hashlib.blake2b(repr(self._sizes).encode(), digest_size=16).digest() + len(self._sizes).to_bytes(8)
         rows = gather_rows(self._session, sizes)
         first = rows[min(self._whole)]
+        self._most = max(int.from_bytes(row[-8:]) for row in rows)
         if self._newcomer and sizes != first:
             raise BaguaError(
                 f"The state has {int.from_bytes(first[-8:])} tensors, and this rank made room for {len(self._sizes)}, "
@@ -94,10 +96,18 @@ class StateCopy:
         mine = [self._checksum(one) for one in self._bytes] if gives and not self._newcomer else unknown
         first = mine if self._rank == self._senders[0] else unknown
         # One reduction, MAX, finds the lowest, too, with its sign turned.
-        most = largest(self._session, [*mine, *first, *(UNKNOWN if one == UNKNOWN else -one for one in mine)])
-        count = len(mine)
+        told = [*mine, *first, *(UNKNOWN if one == UNKNOWN else -one for one in mine)]
+        most, count = self._largest(told), len(mine)
         highest, wanted, lowest = most[:count], most[count : 2 * count], most[2 * count :]
         return wanted, [item for item in range(count) if highest[item] != -lowest[item]]
+
+    def _largest(self, mine: Sequence[int]) -> list[int]:
+        """The largest of each of these numbers on ranks that hold, or get, the same shards."""
+        place, places = self._session.membership.place, self._session.membership.island_size
+        begin, each = place * self._most * 3, self._most * 3
+        numbers = [UNKNOWN] * (each * places)
+        numbers[begin : begin + len(mine)] = mine
+        return largest(self._session, numbers)[begin : begin + len(mine)]
 
     def _checksum(self, data: torch.Tensor) -> int:
         memory: Any = (ctypes.c_ubyte * data.numel()).from_address(data.data_ptr()) if data.numel() else b""

@@ -65,7 +65,9 @@ class ElasticSampler:
         self._session = current()
         self._units = units(self._session) if self._session.elastic else None
         membership = self._session.membership
-        self._course = Course(setting, membership.members, membership.member, membership.generation, costs)
+        self._course = Course(
+            setting, membership.members, membership.member, membership.generation, costs, membership.island_size
+        )
         keepers(self._session).add("sampler", self._course)
         if self._units is not None:
             self._units.followers.add("sampler", self._course)

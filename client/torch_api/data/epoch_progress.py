@@ -46,8 +46,9 @@ class Setting:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number from 1 on. [BG701]")
 
-    def shares(self, ranks: int) -> tuple[int, ...]:
-        """Samples of each rank in a round. Raises ValueError if there is not one for each."""
+    def shares(self, ranks: int, island_size: int = 1) -> tuple[int, ...]:
+        """Samples of each rank in a round; those of an island have as many. Raises ValueError if there is not one for
+        each."""
         if self.batch_size is not None:
             return (self.batch_size,) * ranks
         assert self.global_batch is not None
@@ -55,8 +56,13 @@ class Setting:
             raise ValueError(
                 f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks. [BG701]"
             )
-        each, more = divmod(self.global_batch, ranks)
-        return tuple(each + (rank < more) for rank in range(ranks))  # the first ranks get the remainder
+        if self.global_batch % island_size:
+            raise ValueError(
+                f"global_batch is {self.global_batch}: ranks of an island get as many samples each, so it must be a "
+                f"multiple of the island's size, {island_size}. [BG701]"
+            )
+        each, more = divmod(self.global_batch // island_size, ranks // island_size)
+        return tuple(each + (rank // island_size < more) for rank in range(ranks))  # the first get the remainder
 
     def order(self, epoch: int, opening: Sequence[int], costs: torch.Tensor | None = None, chunk: int = 1) -> list[int]:
         """Indices of samples in the order of that epoch; ``opening`` come first. With ``costs``, float64 of shape
@@ -81,8 +87,10 @@ class Course:
         member: int,
         generation: int,
         costs: torch.Tensor | None = None,
+        island_size: int = 1,
     ) -> None:
         self.setting = setting
+        self._island_size = island_size
         self._costs = costs
         self.member = member
         self.epoch = 0
@@ -98,7 +106,7 @@ class Course:
     def _begin(self, members: Sequence[int]) -> None:
         self._chunk = len(members)
         split = self._order_epoch()
-        shares = self.setting.shares(len(members))
+        shares = self.setting.shares(len(members), self._island_size)
         self._progress = Progress(len(self._order), tuple(members), shares, split=split, last=self._is_last)
         self.given = self._committed = 0
         self.version += 1
@@ -110,7 +118,8 @@ class Course:
 
     @property
     def _is_last(self) -> bool:
-        return self._epochs is not None and self.epoch + 1 >= self._epochs
+        """False with islands: their ranks run the same passes, so none may have a batch less than another."""
+        return self._island_size == 1 and self._epochs is not None and self.epoch + 1 >= self._epochs
 
     def _order_epoch(self) -> Split | None:
         """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
@@ -172,7 +181,7 @@ class Course:
 
     def check(self, ranks: int) -> None:
         """Raises ValueError if a round has no sample for each of so many."""
-        self.setting.shares(ranks)
+        self.setting.shares(ranks, self._island_size)
 
     def tell(self) -> dict[str, Any]:
         """State for the other members, in JSON's types: the same on all that have committed as much."""
@@ -209,7 +218,8 @@ class Course:
         self._adopt(first)
         self.given = own
         change = self._change_of_weight(members)  # before shares change: it asks who had which batch
-        self._progress = self._progress.regroup(members, self.setting.shares(len(members)), given)
+        shares = self.setting.shares(len(members), self._island_size)
+        self._progress = self._progress.regroup(members, shares, given)
         self._generation = generation
         self.version += 1
         return change

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.shards import is_shard, local_part
 from bagua.torch_api.comm.transfer import DTYPES
 
 IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
@@ -52,8 +54,13 @@ def _check_memory(what: str, name: str, tensor: torch.Tensor) -> None:
             f"{what} {name} has no shape yet: run one forward pass before with_bagua (under a Trainer: in setup()). "
             "[BG601]"
         )
+    if is_shard(tensor):
+        tensor = local_part(tensor)
     if hasattr(type(tensor), "__tensor_flatten__"):
-        raise TypeError(f"{what} {name} is a {type(tensor).__name__}, {_of_subclass(tensor)} [BG601]")
+        raise TypeError(
+            f"{what} {name} is a {type(tensor).__name__}, whose elements with_bagua can't send: make it the same on "
+            f"all ranks yourself, and {_LEFT_OUT} [BG601]"
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else f"{tensor.layout}"
         raise TypeError(
@@ -69,16 +76,6 @@ def _check_memory(what: str, name: str, tensor: torch.Tensor) -> None:
 
 
 _LEFT_OUT = "put the name into the module's list _bagua_params_and_buffers_to_ignore before with_bagua."
-
-
-def _of_subclass(tensor: torch.Tensor) -> str:
-    if type(tensor).__name__ != "DTensor":
-        return f"whose elements with_bagua can't send: make it the same on all ranks yourself, and {_LEFT_OUT}"
-    return (
-        "of which each rank holds a part (fully_shard, tensor parallelism): its exchange is torch's, and with_bagua "
-        'is for models that each rank holds whole. Leave with_bagua out, and train with init_process_group("bagua") of '
-        "torch.distributed, over which torch then exchanges."
-    )
 
 
 def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -141,10 +138,13 @@ def describe(
     }
 
 
-def _kind(tensor: torch.Tensor) -> str:
-    """Its dtype, and where it lies if not on the CPU."""
+def _kind(tensor: Any) -> str:
+    """Its dtype, where it lies if not on the CPU, and how it is divided among the ranks of an island."""
     dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
-    return dtype if device == "cpu" else f"{dtype} on {device}"
+    found = dtype if device == "cpu" else f"{dtype} on {device}"
+    if not is_shard(tensor):
+        return found
+    return f"{found} divided as {tensor.placements} over {list(tensor.device_mesh.shape)} ranks"
 
 
 def canonical(description: dict[str, object]) -> bytes:

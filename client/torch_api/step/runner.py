@@ -15,7 +15,7 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
@@ -66,6 +66,7 @@ class Runner:
         self.vote: Vote = ElasticVote(session, self) if session.elastic else Vote()
         self._group = group
         self._places: dict[str, Communicator | None] = {}
+        self._all: Communicator | None = None  # see ``voters``
         self._own: list[Communicator] = []
         self._own_given = 0
         self._held: weakref.WeakSet[Execution] = weakref.WeakSet()
@@ -101,6 +102,16 @@ class Runner:
         found = self._places.get(EVERYONE) or self._place(EVERYONE)
         assert found is not None
         return found
+
+    @property
+    def voters(self) -> Communicator:
+        """Communicator of all ranks whose exchanges count together. With islands more than the ranks of the model's
+        shards: parts of a model must not be of different steps."""
+        if self._group.place is None:
+            return self.everyone
+        if self._all is None:
+            self._all = _get_default_group().new_communicator(shrinks=True)
+        return self._all
 
     def communicator(self, over: Over) -> Members | None:
         found = self._place(over) if isinstance(over, str) else over() or None
@@ -183,35 +194,41 @@ class Runner:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the communicators of all ranks of the model: that of its units, then those of the algorithm's
+        """Numbers of the communicators of all ranks of the model: those of its units, then those of the algorithm's
         own."""
-        return [self.everyone.id, *(one.id for one in self._own)]
+        return [one.id for one in (*self._of_units, *self._own)]
+
+    @property
+    def _of_units(self) -> list[Communicator]:
+        return [self.everyone] if self._group.place is None else [self.everyone, self.voters]
 
     def follow(self, numbers: Sequence[int]) -> None:
         """Takes the communicators that the other members have under these numbers. Called on a newcomer."""
         self._group.renew()
         for place in [place for place in self._places if place != EVERYONE]:
             del self._places[place]
-        while len(self._own) < len(numbers) - 1:
+        own = len(numbers) - len(self._of_units)
+        while len(self._own) < own:
             self._own.append(self._group.new_communicator(shrinks=True))
             self._own[-1].part()  # it is made when all are
-        while len(self._own) > len(numbers) - 1:
+        while len(self._own) > own:
             self._own.pop().destroy()
-        for one, number in zip((self.everyone, *self._own), numbers, strict=True):
+        for one, number in zip((*self._of_units, *self._own), numbers, strict=True):
             one.renumber(number)
         self._own_given = 0
 
     def forget_residuals(self) -> None:
         """Forgets the numbers of residuals, on a newcomer whose buckets have those of the others: later ones follow
         from the generation alone."""
-        for one in (self.everyone, *self._own):
+        for one in (*self._of_units, *self._own):
             _RESIDUALS.pop(one, None)
 
     def release(self) -> None:
         """Gives communicators back, and with them the residuals of error feedback. Later uses make new ones."""
-        for communicator in (*self._places.values(), *self._own):
+        for communicator in (*self._places.values(), self._all, *self._own):
             if communicator is not None:
                 communicator.destroy()
+        self._all = None
         self._places.clear()
         self._own.clear()
         self._own_given = 0

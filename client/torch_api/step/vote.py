@@ -138,7 +138,7 @@ class ModelRanks(Protocol):
     """The ranks of a model, and the communicators that they have made."""
 
     @property
-    def everyone(self) -> Communicator: ...
+    def voters(self) -> Communicator: ...
 
     def give_own_again(self) -> None:
         """Communicators of the model's own are given once more."""
@@ -169,12 +169,12 @@ class ElasticVote(Vote):
         return self._session.weights.changes
 
     def unit(self, steps: bool = False) -> Unit:
-        found = Unit(self._units, self._group.everyone.id, self._members, True, steps)
+        found = Unit(self._units, self._group.voters.id, self._members, True, steps)
         found.mark = self._communicators.mark()  # a repeat gives the communicators' numbers again from here
         return found
 
     def _members(self) -> Communicator:
-        return self._group.everyone
+        return self._group.voters
 
     def rewind(self, unit: Unit | AtOnce) -> None:
         self._communicators.rewind(unit.mark)
@@ -184,7 +184,7 @@ class ElasticVote(Vote):
         flags = self._units.flags
         if flags.inside or self._units.some_were_out_of_step:
             return None
-        everyone, executions = self._group.everyone, []
+        everyone, executions = self._group.voters, []
         for bucket in buckets:
             executions.append(bucket.execution)
         if self._checked != (everyone, executions):  # asked once for the same buckets, not in each step
@@ -195,7 +195,7 @@ class ElasticVote(Vote):
     def send_flags(self, running: Sequence[Execution]) -> Flags | None:
         """Returns the flags that are under way. Sends them if all that a unit communicates is submitted, and they go in
         the same order: that saves a way to the daemon and back."""
-        flags, everyone = self._units.flags, self._group.everyone
+        flags, everyone = self._units.flags, self._group.voters
         if flags.sent is not None:
             return flags
         if not all(execution.is_all_in(everyone.id) for execution in running):
@@ -251,7 +251,7 @@ class ElasticVote(Vote):
         their step, and would begin in different orders."""
         if self._units.inside:
             return True
-        return self.renewal.follow() and (not self.waits or self._units.exchanged_in(self._group.everyone.id))
+        return self.renewal.follow() and (not self.waits or self._units.exchanged_in(self._group.voters.id))
 
 
 def _only_among(members: Members, single: Submit | None) -> bool:

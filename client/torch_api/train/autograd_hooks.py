@@ -12,6 +12,7 @@ import torch
 
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.shards import fsdp_units
 from bagua.torch_api.job.malloc import HeapTrimmer
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
@@ -133,6 +134,8 @@ class BackwardPasses:
         if not self._weight_hooks:
             for one in self.parameters:
                 self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
+            for unit in fsdp_units(self._model.module):  # whose parameters get gradients past such hooks
+                unit.set_all_reduce_hook(self._weigh_unit)
 
     def remove_weights(self) -> None:
         """Removes the hooks of ``install_weights``, which installs none before there are ``parameters`` again."""
@@ -148,6 +151,11 @@ class BackwardPasses:
         if self._pass is None or not self._pass.alive():
             self._begin()
         return None if self._weight == 1.0 else gradient * self._weight
+
+    def _weigh_unit(self, gradients: torch.Tensor) -> None:
+        """Weighs the gradients of this pass of one unit of FSDP, before they are added to those of others."""
+        if self._weight != 1.0:
+            gradients.mul_(self._weight)
 
     @beside_graphs
     def after_gradient(

@@ -273,7 +273,7 @@ class ModelBuckets:
         except Exception as error:
             mistake = error
         try:
-            raise_together(mistake, self._runner.everyone)
+            raise_together(mistake, self._runner.voters)
         except Exception:
             self.release()  # memory of ranks that succeeded goes back, too
             raise

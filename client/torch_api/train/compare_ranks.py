@@ -11,7 +11,8 @@ import torch
 from bagua.algorithms import Algorithm
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
+from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, replicas_group
+from bagua.torch_api.comm.shards import is_sharded, local_part
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import current
@@ -25,6 +26,23 @@ from bagua.torch_api.train.wrapped import Wrapped
 
 IN_DDP: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
 """Modules that torch's ``DistributedDataParallel`` wraps, and these wrappers, as far as we know of them."""
+
+
+def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
+    """``members_group`` for this model. Of a sharded one: the ranks that hold the same shards as this one. Raises
+    BaguaError for it where no islands are, ConfigError if it gets a group of its own."""
+    if not is_sharded(module):
+        return members_group(process_group)
+    if current().membership.island_size == 1:
+        raise BaguaError(
+            "Ranks hold parts of this model (fully_shard, tensor parallelism), and this job has no islands, whose "
+            "ranks hold one copy together. Start it with --island-size N (with torchrun: BAGUA_ISLAND_SIZE=N), and "
+            "shard over torch.distributed's world, which is the island then. Without copies to keep alike leave "
+            'with_bagua out, and train with init_process_group("bagua") of torch.distributed. [BG618]'
+        )
+    if process_group is not None:
+        raise ConfigError("A sharded model is trained by all islands: leave process_group out. [BG618]")
+    return replicas_group()
 
 
 def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
@@ -74,6 +92,14 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
     def settings() -> dict[str, object]:
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
+        if is_sharded(model.module) and not model.bagua_algorithm.takes_shards:
+            raise ConfigError(
+                f"{type(chosen).__name__} can't train a sharded model: its optimizer steps whole parameters. Take one "
+                "that exchanges gradients (gradient_allreduce, bytegrad, power_sgd, top_k) or weights (decentralized, "
+                "local_sgd, diloco, streaming_diloco, no_loco). [BG618]"
+            )
+        if is_sharded(model.module) and model.steps_in_backward:
+            raise ConfigError("step_in_backward=True is for models that each rank holds whole: leave it out. [BG618]")
         check_optimizers(model.bagua_optimizers, model.module)
         refuse_ddp(model.module)
         model.check_replicas = environment.get_check_replicas()
@@ -131,6 +157,6 @@ def find_device(model: Wrapped, runner: Runner) -> None:
 
 def take_state_of_rank_0(model: Wrapped, runner: Runner) -> None:
     """Begins on all ranks with the parameters, buffers and optimizers of rank 0."""
-    tensors = [tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
+    tensors = [local_part(tensor) for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
     broadcast_tensors(tensors, runner.session, runner.everyone)
     broadcast_optimizers(model.bagua_optimizers, runner.session, runner.everyone)

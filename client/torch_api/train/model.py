@@ -22,6 +22,7 @@ from bagua.torch_api.comm.checkpoint_state import keepers
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.comm.shards import Shard, average_in_island, is_shard, whole_of
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.job.malloc import HeapTrimmer
@@ -43,7 +44,7 @@ from bagua.torch_api.train.compare_ranks import (
     compare_ranks,
     compare_ranks_again,
     find_device,
-    members_group,
+    model_group,
     take_state_of_rank_0,
 )
 from bagua.torch_api.train.compat_hooks import Guest
@@ -105,8 +106,9 @@ class DistributedModel(Mark):
         tuner: NewTuner | None = None,
     ) -> None:
         super().__init__()
-        self.process_group = members_group(process_group)
+        self.process_group = model_group(module, process_group)
         self.module = module
+        self._shards: dict[torch.Tensor, Shard] = {}
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
         self.bagua_optimizers: list[torch.optim.Optimizer] = (
             list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
@@ -182,7 +184,15 @@ class DistributedModel(Mark):
 
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """(name, parameter) of all that is trained, with those beside buckets."""
-        return trainable_parameters(self.module, self.parameters_to_ignore)
+        return [(name, self._part(one)) for name, one in trainable_parameters(self.module, self.parameters_to_ignore)]
+
+    def _part(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        """The parameter, or its part on this rank: the same object each time."""
+        if not is_shard(parameter):
+            return parameter
+        if parameter not in self._shards:
+            self._shards[parameter] = Shard(parameter)
+        return self._shards[parameter]
 
     def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters whose gradients are sparse, where gradients are exchanged."""
@@ -206,7 +216,7 @@ class DistributedModel(Mark):
         return self._layout.buckets
 
     def _wrap(self, algorithm: Algorithm | None) -> None:
-        compare_ranks(self, algorithm, self._group)
+        compare_ranks(self, algorithm, self._runner.voters)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
         if self._new_tuner is not None and self._tuner is None:  # once: a repeat keeps the one that there is
@@ -222,6 +232,11 @@ class DistributedModel(Mark):
         self._renewal.begin()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
+        if adding and self._shards:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
+            raise ConfigError(
+                f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
+                "and multiply the loss by bagua.get_replica_count(). [BG618]"
+            )
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
         self.passes.step = None
         self._replica_check = ReplicaCheck(self, self._runner)
@@ -311,7 +326,7 @@ class DistributedModel(Mark):
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
-        passes.parameters = [one for _, one in trained]
+        passes.parameters = [cast("torch.nn.Parameter", whole_of(one)) for _, one in trained]
         if self._session.weights.batch != 1.0:
             passes.install_weights()
         passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, passes.parameters)
@@ -323,8 +338,10 @@ class DistributedModel(Mark):
         for name, parameter in parameters:
             if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)
+            if self._shards and not isinstance(parameter, Shard):
+                add(parameter.register_post_accumulate_grad_hook(average_in_island))  # type: ignore[no-untyped-call]
             hook = GradientHook(passes.after_gradient, on_gradient, name)
-            add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            add(whole_of(parameter).register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
         """Installs the hooks of optimizers, once: they stay when the model begins anew, which may happen in one of
@@ -495,7 +512,7 @@ class DistributedModel(Mark):
         algorithm goes on. All ranks call it between the same two steps. Raises BaguaError, on every rank, if they train
         different ones."""
         if self.passes.newcomers.found():
-            self._runner.vote.together(lambda: compare_ranks_again(self, self._group))
+            self._runner.vote.together(lambda: compare_ranks_again(self, self._runner.voters))
             self._renewal.reset_together()
 
     def recut(self, cuts: Cuts) -> bool:

@@ -11,6 +11,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.comm.checkpoint_state import Kept, Path, Tensors
 from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.shards import is_sharded, local_part
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import Action
 from bagua.torch_api.step.parameters import first_difference, shared_state
@@ -67,7 +68,7 @@ class ModelState:
     def _tensors(self, of_optimizers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         model = self._model
         return [
-            *(tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)),
+            *(local_part(tensor) for _, tensor in shared_state(model.module, model.parameters_to_ignore)),
             *of_optimizers,
             *(slot for bucket in model.bagua_buckets for slot in bucket.slots_for_newcomers),
             *(one for bucket in model.bagua_buckets for action in bucket.execution.actions for one in action.shared()),
@@ -94,6 +95,8 @@ class ModelState:
 
     def keep(self) -> Kept:
         """See ``Keeper``. Tensors are named as torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` do."""
+        if is_sharded(self._model.module):
+            raise TypeError("It is sharded: one island writes it with torch.distributed.checkpoint. [BG710]")
         session = self._runner.session
         if set(self._runner.everyone.ranks) != set(communicators(session).world.ranks):
             raise TypeError(

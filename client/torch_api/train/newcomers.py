@@ -13,6 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.shards import is_shard
 from bagua.torch_api.step.parameters import trainable_parameters
 
 LOOK_EVERY = 10
@@ -32,6 +33,7 @@ class Newcomers:
         self._module = module
         self._ignored = ignored
         self._known = set(known)
+        self._sharded = any(map(is_shard, self._known))
         self._find_frozen()
         self._passes = 0
         self._registered = False
@@ -55,7 +57,10 @@ class Newcomers:
         return (self._registered or self._thawed()) and self._look() is not None
 
     def refuse(self) -> None:
-        """Raises BaguaError for a newcomer. Called at the first gradient of a pass."""
+        """Raises BaguaError for a newcomer. Called at the first gradient of a pass. In a sharded model whole parameters
+        may stand in the place of parts then: it is looked at after the pass."""
+        if self._sharded:
+            return
         self._passes += 1
         if self._registered or (self._frozen and self._thawed()) or self._passes % LOOK_EVERY == 2:
             self._refuse()

@@ -29,6 +29,7 @@ import torch
 
 from bagua.base.errors import BaguaError
 from bagua.base.replica_check import CheckReplicas
+from bagua.torch_api.comm.shards import local_part
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.step.parameters import shared_state
@@ -164,7 +165,7 @@ def _checksums(parameters: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor,
 
 def checksum(parameter: torch.Tensor) -> torch.Tensor:
     """[2]: the checksum of the parameter, and its norm, in float64 on its device."""
-    flat = parameter.detach().reshape(-1)  # in the order of its indices, whatever its strides
+    flat = local_part(parameter).detach().reshape(-1)  # in the order of its indices, whatever its strides
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
     weights = _weights(flat.device)

@@ -77,7 +77,7 @@ class StepsInAHook(Program):
 
 
 class StepsOnceMore(Program):
-    found, optimizer, options = (3, 0, TRAINED), torch.optim.Adam, {"lr": 1e-5}
+    found, optimizer, options = (3, 0, TRAINED), torch.optim.Adam, {"lr": 1e-3}
 
     def between(self, step):
         if (self.rank, step) == (0, 1):

@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from bagua import csrc
+from bagua.base import islands
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
 from rig.engines import open_engine, open_lobby
@@ -165,7 +166,8 @@ class Ranks:
         killed."""
         layout = [list(ranks) for ranks in hosts] if hosts else [list(range(nprocs or 2))]
         limits = memory_limits or [0] * len(layout)
-        self.regrouper = Regrouper(layout) if elastic else None
+        size = islands.size_in(environment or {})
+        self.regrouper = Regrouper(layout, size, self._end) if elastic else None
         self.hosts = [
             EngineHost(self.folder, layout, index, limit, self.regrouper) for index, limit in enumerate(limits)
         ]
@@ -178,6 +180,12 @@ class Ranks:
             for local_rank, rank in enumerate(layout[host.index]):
                 self.started.append(self._start_rank(function, host, rank, local_rank, environment or {}, arguments))
         return self.started
+
+    def _end(self, members):
+        """Kills ranks that are out, as their daemon does."""
+        for one in self.started:
+            if one.rank in members:
+                one.process.send_signal(signal.SIGKILL)
 
     def join(self, function, members, host=0, environment=None, **arguments):
         """Starts newcomers on a host, which may be a new one. They are let in when all are ready."""

@@ -2,15 +2,19 @@
 
 import threading
 
+from bagua.base.islands import divide
+
 
 class Regrouper:
     """Knows the members of a job, and makes the next generation of those that are left, or that have come.
 
     ``hosts``: member numbers on every host. ``joining``: newcomers, likewise; when all of them are ready, the
     generation with them is planned. ``plans``: otherwise they come with the generation that follows the next loss.
+    ``island_size``: with one member all of its island are out; ``end`` is called with those that live.
     """
 
-    def __init__(self, hosts):
+    def __init__(self, hosts, island_size=1, end=lambda members: None):
+        self._island_size, self._end = island_size, end
         self._lock = threading.RLock()  # one generation is made after the other
         self.generation = 1
         self._settled = 1  # the newest generation that has begun, or begins at once
@@ -67,6 +71,10 @@ class Regrouper:
         repeat."""
         if self.planned is not None and (self._begun or generation == self.generation):
             self._settle()
+        islands = [divide(one, self._island_size, self._gone.__contains__) for one in self.hosts.values()]
+        out = {member for _, members in islands for member in members} - self._gone
+        self._gone |= out
+        self._end(out)
         self.hosts = _without(self.hosts, self._gone)
         self.joining = _without(self.joining, self._gone)
         self.planned = None

@@ -11,9 +11,10 @@ import pytest
 import torch
 from rig.ranks.faults import VARIABLE, Fault, start_beside
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from training_scenarios.support import seeded, sgd, wide_mlp, wrap
+from training_scenarios.support import seeded, sgd, shard, whole_parameters, wide_mlp, wrap
 
 import bagua.torch_api as bagua
+from bagua.base import islands
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.job.session import current
@@ -43,7 +44,7 @@ class HeldBehindCommit(dict[int, int]):
         super().__setitem__(scope, generation)
 
 
-def rank_train(workers=0, batches=1, balanced=False, beside=0, **sizes):
+def rank_train(workers=0, batches=1, balanced=False, beside=0, sharded=False, **sizes):
     """Trains, and writes the indices of each batch to this member's file, so that they are known if it is killed.
     ``beside``: flags go late, and in that step another thread enters the next generation behind the commit."""
     bagua.init_process_group()
@@ -53,6 +54,8 @@ def rank_train(workers=0, batches=1, balanced=False, beside=0, **sizes):
     options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
     loader = sampler.loader(**options)
     model = seeded(wide_mlp)
+    if sharded:
+        shard(model)
     optimizer = sgd(model)
     wrap(model, optimizer)
     fault = Fault(lambda: model.bagua_buckets)
@@ -80,7 +83,7 @@ def rank_train(workers=0, batches=1, balanced=False, beside=0, **sizes):
                 fault.at("committed")
                 optimizer.step()
                 step, taken = step + 1, 0
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    flat = torch.cat([one.flatten() for one in whole_parameters(model)])
     return {"member": member, "flat": flat, "steps": step, "opening": sampler._course.opening}
 
 
@@ -89,11 +92,15 @@ def used(folder, member, before_step=10**9):
     return [index for _, step, *indices in rows if step < before_step for index in indices]
 
 
-def run(ranks, folder, function, nprocs, kills="", elastic=True, **arguments):
+def run(ranks, folder, function, nprocs, kills="", elastic=True, island_size=1, **arguments):
     """(results of those that are left; member that was killed -> in which step)"""
     environment = {VARIABLE: kills, FOLDER: str(folder), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    environment[islands.VARIABLE] = str(island_size)
     ranks.start(function, nprocs, elastic=elastic, environment=environment, **arguments)
-    killed = {member: step for member, step, *_ in (map(int, kill.split(":")[:2]) for kill in kills.split())}
+    pairs = (map(int, kill.split(":")[:2]) for kill in kills.split())
+    killed = {
+        member: step for one, step in pairs for member in range(nprocs) if member // island_size == one // island_size
+    }
     results = ranks.left(killed)
     assert all(torch.equal(one["flat"], results[0]["flat"]) for one in results)
     assert {one["steps"] for one in results} == {results[0]["steps"]}
@@ -126,6 +133,15 @@ def check(ranks, folder, results, killed, committed=False):
 )
 def test_each_sample_is_used_once(ranks, tmp_path, kills, arguments):
     check(ranks, tmp_path, *run(ranks, tmp_path, rank_train, 4, kills, **arguments))
+
+
+@pytest.mark.parametrize("phase", ["before", "bucket", "ready", "flags", "heard", "committed"])
+def test_a_lost_rank_costs_its_island(ranks, tmp_path, phase):
+    """The others repeat the step, or commit it, alike on all shards, wherever the rest of the island was."""
+    kills = f"3:2:0:{phase}"
+    found = run(ranks, tmp_path, rank_train, 6, kills, island_size=2, sharded=True, batch_size=2)
+    assert [one["member"] for one in found[0]] == [0, 1, 4, 5]
+    check(ranks, tmp_path, *found, committed=phase == "committed")
 
 
 def test_the_last_epoch_uses_all_samples_too(ranks, tmp_path):

@@ -14,9 +14,10 @@ from rig.ranks.faults import VARIABLE, Fault
 from rig.ranks.recutting import Alternating
 from torch import nn
 from torch.utils.data import TensorDataset
-from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
+from training_scenarios.support import seeded, sgd, shard, whole_parameters, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
+from bagua.base import islands
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
@@ -31,7 +32,7 @@ def dataset():
 
 
 def flat(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([one.flatten() for one in whole_parameters(model)])
 
 
 def equal_layers():
@@ -39,7 +40,7 @@ def equal_layers():
     return nn.Sequential(*[nn.Linear(10, 10) for _ in range(4)]).double()
 
 
-def rank_train(folder, waits, differs="", fused=False, recuts=False, **sizes):
+def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=False, **sizes):
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
@@ -50,9 +51,11 @@ def rank_train(folder, waits, differs="", fused=False, recuts=False, **sizes):
         samples = TensorDataset(*samples[:50])
     sampler = bagua.contrib.ElasticSampler(samples, **(sizes or {"batch_size": 3}))
     loader = sampler.loader()
-    model = seeded(equal_layers if fused else wide_mlp, seed=member)
+    model = seeded(equal_layers if fused else wide_mlp, seed=member // bagua.get_island_size())
     if differs == "model":
         model.append(nn.Linear(4, 3).double())
+    if sharded:
+        shard(model)
     optimizer = sgd(model)
     if recuts:
         tuner = functools.partial(Alternating, -1)
@@ -194,6 +197,15 @@ def test_newcomers_take_over_the_state_of_fused_optimizers_and_the_present_cuts(
     if what == "fused":
         assert [result["fused"] for result in results] == [8, 8, 8]
         assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
+
+
+def test_an_island_joins(ranks, tmp_path):
+    """Each newcomer gets its shard from the rank at its place."""
+    environment = {islands.VARIABLE: "2"}
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, sharded=True, environment=environment)
+    join(ranks, tmp_path, [2, 3], 4, sharded=True, environment=environment)
+    members_of = check(ranks.left())
+    assert [sorted(members) for members in members_of[3:5]] == [[0, 1], [0, 1, 2, 3]]
 
 
 def test_one_leaves_as_planned_and_all_are_held(ranks, tmp_path):

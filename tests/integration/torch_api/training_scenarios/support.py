@@ -116,3 +116,22 @@ def warnings_ignored():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def shard(model, ignored=()):
+    """Divides the model among the ranks of the island: each layer is a unit of FSDP, and so is the rest. ``ignored``:
+    names of layers that stay whole."""
+    from torch.distributed.device_mesh import init_device_mesh  # not in ranks without shards: it takes a second
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (bagua.get_island_size(),))
+    left_out = {one for name in ignored for one in model.get_submodule(name).parameters()}
+    for name, layer in model.named_children():
+        if name not in ignored and list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh, ignored_params=left_out or None)
+
+
+def whole_parameters(model):
+    """Copies of the parameters, put together from the ranks of the island, all of which call it."""
+    return [(one.full_tensor() if hasattr(one, "full_tensor") else one).detach().clone() for one in model.parameters()]

@@ -1,0 +1,181 @@
+"""Islands: ranks of one hold a sharded copy of the model, and train as one process with the same batches."""
+
+import contextlib
+import os
+
+import pytest
+import torch
+from torch import nn
+from training_scenarios.support import shard, whole_parameters
+
+import bagua.torch_api as bagua
+from bagua.base.algorithm_choice import NAMES
+from bagua.base.islands import VARIABLE
+from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+
+ISLANDS = {VARIABLE: "2"}
+LAYOUTS = {
+    "one host": ([0, 1, 2, 3],),
+    "two hosts": ([0, 1], [2, 3]),
+    "islands over hosts": ([0], [1], [2], [3]),
+}
+EXACT = (
+    "gradient_allreduce",
+    "local_sgd:interval=2",
+    "diloco:interval=2",
+    "streaming_diloco:interval=4,fragments=2,overlap=1",
+    "no_loco:interval=2",
+    "decentralized:hierarchical=false",
+)
+LOSSY = ("bytegrad", "gradient_allreduce:codec=int4", "power_sgd", "top_k", "low_precision_decentralized")
+REFUSED = ("qadam", "one_bit_adam", "zero_one_adam")
+STEPS, BATCH = 8, 4
+
+
+def net(dtype=torch.float64):
+    torch.manual_seed(5)
+    layers = [nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 9), nn.Tanh(), nn.Linear(9, 1)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batches(replicas, step, dtype=torch.float64):
+    """The batches of all replicas in that step."""
+    random = torch.Generator().manual_seed(step)
+    return torch.randn(replicas, BATCH, 8, generator=random, dtype=torch.float64).to(dtype)
+
+
+@contextlib.contextmanager
+def algorithm(text):
+    os.environ["BAGUA_ALGORITHM"] = text
+    try:
+        yield
+    finally:
+        del os.environ["BAGUA_ALGORITHM"]
+
+
+def rank_trains(text, sharded=True, ignored=(), dtype="float64", passes=1, optimizer="Adam", differ=False, clip=0.0):
+    """Parameters afterwards, and digests of what this rank holds of them. Ranks that hold a replica together share its
+    batch."""
+    kind = getattr(torch, dtype)
+    replicas = bagua.get_replica_count() if sharded else bagua.get_world_size()
+    mine, share = bagua.get_island() if sharded else bagua.get_rank(), BATCH // bagua.get_island_size()
+    begin = share * (bagua.get_rank() % bagua.get_island_size()) if sharded else 0
+    model = net(kind)
+    if differ:
+        torch.manual_seed(bagua.get_island())
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    model = shard(model, ignored) if sharded else model
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
+    with algorithm(text):
+        model.with_bagua([made])
+    try:
+        for step in range(STEPS):
+            batch = batches(replicas, step, kind)[mine][begin : begin + share if sharded else None]
+            made.zero_grad()
+            for number, part in enumerate(batch.chunk(passes)):
+                last = number == passes - 1
+                if sharded and passes > 1:
+                    model.set_requires_gradient_sync(last)
+                with contextlib.nullcontext() if last else model.bagua_ddp.no_sync():
+                    (model(part[:, :7]) - part[:, 7:]).square().mean().div(passes).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            made.step()
+        found = whole_parameters(model)
+        held = [one.to_local() if hasattr(one, "to_local") else one for one in model.parameters()]
+        return found, [one.detach().clone() for one in held]
+    finally:
+        model.bagua_ddp.close()
+
+
+def in_one_process(clip=0.0):
+    """All batches of two replicas, with Adam, in this process."""
+    model = net()
+    made = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        batch = batches(2, step).flatten(0, 1)
+        made.zero_grad()
+        (model(batch[:, :7]) - batch[:, 7:]).square().mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        made.step()
+    return [one.detach() for one in model.parameters()]
+
+
+def assert_close(found, wanted, tolerance=1e-9):
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=tolerance)
+
+
+def assert_alike(found):
+    """Ranks 2 and 3, the second island, hold what ranks 0 and 1 do."""
+    for rank in (2, 3):
+        assert_close(found[rank][1], found[rank - 2][1], 0.0)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS)
+def test_an_island_trains_as_one_process(pools, hosts):
+    found = pools(*hosts, environment=ISLANDS).run(rank_trains, text="gradient_allreduce")
+    assert_close(found[0][0], in_one_process())
+    assert_alike(found)
+
+
+def test_islands_begin_with_the_weights_of_the_first(pools):
+    assert_alike(pools([0, 1, 2, 3], environment=ISLANDS).run(rank_trains, text="gradient_allreduce", differ=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{"passes": 2}, {"clip": 0.1}, {"ignored": ["0"]}, {"ignored": ["0"], "passes": 2}], ids=str
+)
+def test_passes_that_accumulate_clipping_and_layers_that_are_not_sharded(pools, options):
+    """A layer that FSDP leaves out has the mean over all ranks, as under DDP."""
+    found = pools([0, 1, 2, 3], environment=ISLANDS).run(rank_trains, text="gradient_allreduce", **options)
+    assert_close(found[3][0], in_one_process(options.get("clip", 0.0)))
+
+
+@pytest.mark.parametrize("text", EXACT)
+def test_an_algorithm_finds_what_it_finds_with_whole_replicas(pools, text):
+    """Shards of two islands, and two ranks with a replica each."""
+    islands = pools([0, 1], [2, 3], environment=ISLANDS).run(rank_trains, text=text, optimizer="SGD")
+    replicas = pools([0], [1]).run(rank_trains, text=text, optimizer="SGD", sharded=False)
+    for rank in range(4):
+        assert_close(islands[rank][0], replicas[rank // 2][0])
+
+
+@pytest.mark.parametrize("text", LOSSY)
+def test_few_bits_of_shards_are_the_same_on_all_islands(pools, text):
+    found = pools([0, 1], [2, 3], environment=ISLANDS).run(rank_trains, text=text, optimizer="SGD", dtype="float32")
+    assert all(one.isfinite().all() for one in found[3][1])
+    if text != "low_precision_decentralized":  # whose replicas may differ
+        assert_alike(found)
+
+
+def rank_is_refused(case):
+    """The words of the error."""
+    model = net(torch.float32)
+    if case in REFUSED:
+        shard(model)
+        made = QAdamOptimizer(model.parameters()) if case == "qadam" else torch.optim.SGD(model.parameters(), lr=1.0)
+    else:
+        made = torch.optim.SGD(shard(model).parameters(), lr=1.0)
+    group = bagua.communication.new_group() if case == "a group" else None
+    with algorithm(case if case.partition(":")[0] in NAMES else "gradient_allreduce"):
+        try:
+            model.with_bagua([made], process_group=group, step_in_backward=case == "step in backward")
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("case", ["qadam", "a group", "step in backward", "gradient_allreduce:average=false"])
+def test_what_can_not_be_is_refused_on_all_ranks(pools, case):
+    assert all("[BG618]" in words for words in pools([0, 1, 2, 3], environment=ISLANDS).run(rank_is_refused, case=case))
+
+
+def test_a_sharded_model_without_islands_is_refused(pools):
+    assert all("--island-size" in words for words in pools([0, 1]).run(rank_is_refused, case="no islands"))
+
+
+def test_all_algorithms_are_here():
+    assert {text.partition(":")[0] for text in (*EXACT, *LOSSY, *REFUSED)} == set(NAMES) - {"async", "combine"}
