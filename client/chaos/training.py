@@ -5,6 +5,8 @@ It counts what is used. Each sample has an entry of a parameter, whose gradient 
 are summed, and the parameter goes down by its gradient. So after an epoch the parameter tells how often each sample was
 in a committed step, whoever was lost. A small network beside it has real gradients and an optimizer with memory.
 
+With islands the model is sharded, and the mean over ranks is multiplied by their number where the parameter goes down.
+
 Whoever was lost may be replaced. It ends after the epoch in which somebody makes the file ``stop`` in FOLDER.
 A file ``trap-PHASE`` there holds the number of a signal, which the next newcomer sends itself when it "prepares", or
 "takes" the state over. So it comes at the right moment, however short that is. ``sprung`` then names the process.
@@ -43,20 +45,37 @@ class Counting(nn.Module):
         return loss
 
 
+def whole(tensor: Any) -> torch.Tensor:
+    """The tensor, put together from the ranks of the island, all of which call it."""
+    found: torch.Tensor = tensor.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
+def shard(model: Counting) -> None:
+    """Divides the model among the ranks of an island, if there are several."""
+    if bagua.get_island_size() > 1:
+        from torch.distributed.device_mesh import init_device_mesh  # other jobs need not wait for these imports
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (bagua.get_island_size(),))
+        fully_shard(model.network, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A hash of parameters and the optimizer's memory."""
     found = hashlib.sha256()
     tensors: list[torch.Tensor] = [*model.parameters()]
     tensors += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     for tensor in tensors:
-        found.update(tensor.detach().numpy().tobytes())
+        found.update(whole(tensor).numpy().tobytes())
     return found.hexdigest()[:16]
 
 
 def lost_and_doubled(model: Counting, epochs: int, most_left: int) -> tuple[int, int]:
     """Samples that were used too rarely, and too often, in so many epochs. Fewer samples than ranks may be left for
     the next epoch."""
-    used = (-model.used.detach()).round().to(torch.int64)
+    used = (-whole(model.used)).round().to(torch.int64)
     missing = int((epochs - used).clamp(min=0).sum())
     return (missing if missing > most_left else 0), int((used - epochs).clamp(min=0).sum())
 
@@ -98,28 +117,31 @@ def train(folder: Path, workers: int, rest_s: float, tell: Any) -> None:
     sampler = bagua.contrib.ElasticSampler(dataset, batch_size=BATCH)
     loader = sampler.loader(num_workers=workers, **({"multiprocessing_context": "fork"} if workers else {}))
     model: Any = Counting()
+    shard(model)
+    summed = bagua.get_island_size() == 1
     optimizer = torch.optim.SGD(
         [
             {"params": [model.used], "lr": 1.0, "momentum": 0.0},
             {"params": model.network.parameters(), "lr": 1e-3, "momentum": 0.9},
         ]
     )
-    model = model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=False))
-    largest, whole = bagua.get_world_size(), not bagua.is_newcomer()
+    model = model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=not summed))
+    largest, complete = bagua.get_world_size(), not bagua.is_newcomer()
     stop = bagua.empty(1)
     for epoch in sampler.epochs(1_000_000):
         for values, indices in loader:
             optimizer.zero_grad()
             model(values, indices).backward()
+            if not summed:  # of the ranks whose gradients the step has
+                optimizer.param_groups[0]["lr"] = float(bagua.get_world_size())
             optimizer.step()
-            whole = whole and bagua.get_world_size() == largest
+            complete = complete and bagua.get_world_size() == largest
             tell(f"step {time.monotonic_ns()} {bagua.get_world_size()}")
             time.sleep(rest_s)
         largest = max(largest, bagua.get_world_size())
         lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
-        tell(
-            f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {largest if whole else 0} {time.monotonic_ns()}"
-        )
+        ranks = largest if complete else 0
+        tell(f"epoch {epoch} {digest(model, optimizer)} {lost} {doubled} {ranks} {time.monotonic_ns()}")
         stop.fill_(float((folder / "stop").exists()))
         # All leave after the same epoch, whoever has seen the file.
         bagua.allreduce_inplace(stop, op=bagua.ReduceOp.MAX)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
 import advise
 from tradeoff import grid as grids
-from tradeoff import pictures, table
+from tradeoff import many, pictures, table
 
 from bagua.tuning.profile import StepProfile
 
@@ -100,7 +100,7 @@ def main():
         advise.show(rows)
     (given.out / "table.md").write_text(table.joined(profiles["resnet" if "resnet" in profiles else given.models[0]]))
     if given.many.is_dir():
-        (given.out / "many.md").write_text(table.measured(given.many, next(iter(profiles.values())).speeds))
+        (given.out / "many.md").write_text(many.table(given.many, next(iter(profiles.values())).speeds))
     found = grids.results(profiles, grid) | {"measured": rows}
     (given.out / "results.json").write_text(json.dumps(found))
     print(f"{len(found['cells'])} cells, pictures and tables: {given.out}")

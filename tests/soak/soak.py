@@ -11,10 +11,8 @@ result was wrong, or a process is left over.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,29 +20,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
+
+from trend import growth
+
 EVERY_S = 0.5
 STARTED_S = 120.0
 ENDED_S = 120.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # Growth that is no leak: fragments of the heap, descriptors and threads of a group that is alive.
 LIMITS = {"memory": (24 << 20, 0.05), "descriptors": (12.0, 0.0), "threads": (6.0, 0.0)}
-WARM_UP = 0.25  # share of the time that is not judged: buffers grow to their working size
-MOST = 200  # samples that are compared pair by pair
-
-
-def growth(times, values):
-    """By how much the values grew over the time after the warm-up: the smaller one of what the slope says (the median
-    of the slopes of all pairs of samples; Sen 1968) and of what the medians of the first and last third say. 0 for a
-    series that is too short."""
-    begin = times[0] + WARM_UP * (times[-1] - times[0]) if times else 0.0
-    judged = [(time, value) for time, value in zip(times, values, strict=True) if time >= begin]
-    if len(judged) < 6:
-        return 0.0
-    third = len(judged) // 3
-    step = statistics.median(v for _, v in judged[-third:]) - statistics.median(v for _, v in judged[:third])
-    thinned = judged[:: -(-len(judged) // MOST)]
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(thinned, 2) if b[0] > a[0]]
-    return min(step, statistics.median(slopes) * (judged[-1][0] - judged[0][0]))
 
 
 @dataclass

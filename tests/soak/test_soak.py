@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.soak import growth
+from tests.soak.trend import growth
 
 HERE = Path(__file__).parent
 

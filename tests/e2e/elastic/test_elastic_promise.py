@@ -18,9 +18,10 @@ REST_S = "0.03"
 class Training:
     """A job that trains, and its diaries."""
 
-    def __init__(self, service, folder, *options):
+    def __init__(self, service, folder, *options, within=SOON_S):
         self.service = service
         self.folder = folder
+        self.within = within
         folder.mkdir()
         self._diaries = Diaries(folder)
         self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, "1", REST_S)
@@ -40,7 +41,7 @@ class Training:
             now = self.diaries()
             return all(pid in now and len(now[pid].steps) >= before.get(pid, 0) + more for pid in pids)
 
-        self.service.sandbox.wait_until(enough, SOON_S, lambda: str(self.service.job(self.id)))
+        self.service.sandbox.wait_until(enough, self.within, lambda: str(self.service.job(self.id)))
 
     def finish(self):
         """Asks for the end. The job must come to a good one; the diaries of those that are left."""

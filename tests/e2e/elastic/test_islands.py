@@ -1,0 +1,27 @@
+"""Islands of an elastic job: a lost rank costs its island, a whole island joins, and each sample is used once."""
+
+import os
+import signal
+
+import pytest
+from e2e.conftest import PATIENT_S
+from e2e.elastic.test_elastic_promise import Training
+
+
+@pytest.mark.full
+def test_a_lost_rank_costs_its_island_and_a_whole_one_joins(idle_service, sandbox):
+    service = idle_service
+    service.start_coordinator()
+    service.start_node("node-a", 4)
+    service.start_node("node-b", 2)
+    options = ("--nnodes", "1", "--nproc-per-node", "4", "--island-size", "2", "--respawn", "8")
+    training = Training(service, sandbox.folder / "diaries", *options, within=PATIENT_S)
+
+    os.kill(training.pids[3], signal.SIGKILL)
+    sandbox.wait_until(lambda: not os.path.exists(f"/proc/{training.pids[2]}"), PATIENT_S)
+    training.wait_for_steps(training.pids[:2])
+    sandbox.wait_until(lambda: len(service.job(training.id)["ranks"]) == 4, PATIENT_S)
+    pids = [rank["pid"] for rank in service.job(training.id)["ranks"]]
+    assert pids[:2] == training.pids[:2] and not set(pids[2:]) & set(training.pids)
+    training.wait_for_steps(pids)
+    assert {diary.world for pid, diary in training.finish().items() if pid in pids} == {4}
