@@ -18,6 +18,7 @@ Need = Literal["root", "firewall", "sqlite", "postgresql"]
 
 SILENT_S = 5.0  # a rank, or a host, that is silent for so long is out; so is a daemon that is away
 FENCE_AFTER_S = 30.0  # so are ranks of a node that does not hear the coordinator, where chaos is played
+SERVICES = "coordinator, database"  # a group of kinds
 REFUSALS = ("EACCES", "EPERM", "EINVAL", "ENETDOWN", "EADDRNOTAVAIL", "ENETUNREACH", "EHOSTUNREACH")
 
 
@@ -86,21 +87,15 @@ KINDS = {
         "planned changes", "a node comes back with a release that can't talk with the others", takes="node", hosts=2
     ),
     "pause": Kind("planned changes", "bagua job pause, and resume after 1 s", lasts_s=1.0, halts=True),
-    "kill-coordinator": Kind(
-        "coordinator, database", "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0
-    ),
-    "stop-coordinator": Kind("coordinator, database", "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
+    "kill-coordinator": Kind(SERVICES, "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0),
+    "stop-coordinator": Kind(SERVICES, "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
     "kill-leader": Kind(
-        "coordinator, database", "SIGKILL of the one that leads: the second one does", lasts_s=1.0, needs="postgresql"
+        SERVICES, "SIGKILL of the one that leads: the second one does", lasts_s=1.0, needs="postgresql"
     ),
-    "stop-leader": Kind(
-        "coordinator, database", "SIGSTOP of the one that leads, for 8 s", lasts_s=8.0, needs="postgresql"
-    ),
-    "lock-database": Kind("coordinator, database", "the database locked for 4 s", lasts_s=4.0, needs="sqlite"),
-    "kill-database": Kind(
-        "coordinator, database", "SIGKILL of PostgreSQL, started again after 2 s", lasts_s=2.0, needs="postgresql"
-    ),
-    "stop-database": Kind("coordinator, database", "SIGSTOP of PostgreSQL for 4 s", lasts_s=4.0, needs="postgresql"),
+    "stop-leader": Kind(SERVICES, "SIGSTOP of the one that leads, for 8 s", lasts_s=8.0, needs="postgresql"),
+    "lock-database": Kind(SERVICES, "the database locked for 4 s", lasts_s=4.0, needs="sqlite"),
+    "kill-database": Kind(SERVICES, "SIGKILL of PostgreSQL, started again after 2 s", lasts_s=2.0, needs="postgresql"),
+    "stop-database": Kind(SERVICES, "SIGSTOP of PostgreSQL for 4 s", lasts_s=4.0, needs="postgresql"),
     "cut-link": Kind("network, disk", "connections between two hosts cut", hosts=2),
     "dead-link": Kind("silence, 5 s", "a host's connections carry nothing more", hosts=2),
     "slow-link": Kind("network, disk", "a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),

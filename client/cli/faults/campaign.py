@@ -15,7 +15,7 @@ from bagua.base.errors import ServiceError
 from bagua.chaos.diary import Diaries, longest_pause, usual_step, violations, whole_epochs
 from bagua.chaos.firewall import reason_against
 from bagua.chaos.patience import alive, until
-from bagua.chaos.plan import JOIN, KINDS, Fault, Need, Plan
+from bagua.chaos.plan import FENCE_AFTER_S, JOIN, KINDS, SERVICES, Fault, Need, Plan
 from bagua.chaos.report import Played, by_kind
 from bagua.cli.faults.cluster import ChaosCluster
 from bagua.cli.faults.inject import Injector, Trained
@@ -28,6 +28,10 @@ JOINED_S = 120.0
 RESPAWN = 1000
 FAULTS_OF_A_JOB = 25
 LAST_EVENTS = 8
+
+
+class LateError(Exception):
+    """A fault has lasted so long, on a slow machine, that the job had to end."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,10 @@ class Chaos:
                 if fault is None:
                     break
                 self._play(fault, trained)
+        except LateError as error:
+            self._tell(f"      {error}, which ends all ranks: another job begins")
+            self._jobs.remove(trained.job_id)
+            return
         except ServiceError as error:
             played = self.findings.played
             self._broke(trained, f"{played[-1].kind if played else 'before the first fault'}: {error}")
@@ -127,7 +135,7 @@ class Chaos:
         except ServiceError:
             if time.monotonic() - began <= KINDS[fault.kind].harmless_s:
                 raise
-            until(lambda: self._regrouped(trained, ended), f"those that are left go on after a long {fault.kind}")
+            self._wait_for_those_left(fault, trained, ended)
         halted = ended - began if KINDS[fault.kind].halts else 0.0
         lost = before - len(trained.pids())
         self._note(played, trained, began, halted, f"{target} ({lost} ranks)" if lost else target)
@@ -140,6 +148,18 @@ class Chaos:
             played = self._record(JOIN)
             self._wait_until_whole(trained)
             self._note(played, trained, began, 0.0, f"{len(trained.pids())} ranks again")
+
+    def _wait_for_those_left(self, fault: Fault, trained: Trained, since: float) -> None:
+        """Waits after a fault that has lasted longer than is harmless. Raises LateError if that has cost all ranks: a
+        node is right to end its ranks when it hears no coordinator for so long."""
+        try:
+            until(lambda: self._regrouped(trained, since), f"those that are left go on after a long {fault.kind}")
+        except ServiceError:
+            job = self._cluster.job(trained.job_id)
+            fenced = any(words in job.reason for words in ("could not reach the coordinator", "has not been heard of"))
+            if not (job.state in ENDED and fenced and KINDS[fault.kind].group == SERVICES):
+                raise
+            raise LateError(f"{fault.kind} took longer than {FENCE_AFTER_S:g} s on this machine") from None
 
     def _record(self, kind: str) -> Played:
         self.findings.played.append(Played(kind, "", time.monotonic() - self._began))

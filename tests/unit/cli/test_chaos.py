@@ -8,14 +8,18 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from bagua.base.address import join_address, split_address
+from bagua.base.errors import ServiceError
 from bagua.chaos import sockets
 from bagua.chaos.firewall import Firewall, reason_against
-from bagua.chaos.plan import KINDS, Plan
+from bagua.chaos.plan import KINDS, Fault, Plan
 from bagua.chaos.relay import Relay
+from bagua.cli.faults import campaign
+from bagua.proto import common_pb2
 
 SIOCOUTQNSD = 0x894B  # bytes of a connection that were not sent yet
 
@@ -115,3 +119,26 @@ def test_a_firewall():
             with firewall.dropped(sides, near[0]):
                 assert connect(far)[0] == mine and connect(near)[0] in ("EAGAIN", "EINPROGRESS")
         assert connect(near, far) == [mine, mine]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "alarm"),
+    [
+        ("kill-coordinator", "node a has not been heard of for 31.5 s", campaign.LateError),
+        ("kill-rank", "node a has not been heard of for 31.5 s", ServiceError),
+        ("kill-coordinator", "rank 0 on node a exited with code 1", ServiceError),
+    ],
+)
+def test_a_coordinator_that_starts_too_late_on_a_slow_machine_is_no_alarm(monkeypatch, tmp_path, kind, reason, alarm):
+    """The nodes are right to end all ranks then. Nothing else that ends a job is excused by a long fault."""
+
+    def never(*_):
+        raise ServiceError("The job has ended.")
+
+    monkeypatch.setattr(campaign, "until", never)
+    job = SimpleNamespace(state=common_pb2.JOB_STATE_FAILED, reason=reason)
+    cluster = SimpleNamespace(job=lambda _: job)
+    wanted = campaign.Wanted(1.0, 1, 0, (kind,), 1, 1, 0, True)
+    chaos = campaign.Chaos(wanted, cluster, tmp_path, print)
+    with pytest.raises(alarm):
+        chaos._wait_for_those_left(Fault(kind, 0, 0, True, 0.0), campaign.Trained("job", tmp_path, 1, {}), 0.0)
