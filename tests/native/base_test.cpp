@@ -19,9 +19,10 @@
 namespace bagua {
 namespace {
 
-std::string hex(const Digest& digest) {
+template <class Bytes>
+std::string hex(const Bytes& bytes) {
   std::string text;
-  for (const uint8_t byte : digest) {
+  for (const uint8_t byte : bytes) {
     text += "0123456789abcdef"[byte >> 4];
     text += "0123456789abcdef"[byte & 15];
   }
@@ -113,12 +114,7 @@ TEST(hkdf_known_values) {
   const auto expanded = [](const Digest& key, const std::string& info, size_t n) {
     std::vector<uint8_t> out(n);
     hkdf_expand(key, info, out.data(), n);
-    std::string text;
-    for (const uint8_t byte : out) {
-      text += "0123456789abcdef"[byte >> 4];
-      text += "0123456789abcdef"[byte & 15];
-    }
-    return text;
+    return hex(out);
   };
   const std::string ikm1(22, '\x0b'), salt1 = from_to(0, 12);
   const Digest prk1 = hmac_sha256(salt1.data(), salt1.size(), ikm1.data(), ikm1.size());

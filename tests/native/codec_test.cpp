@@ -1,65 +1,22 @@
 // The codecs: every way of calling transcode() against its definition, element by element; the bits of the formats; and
 // that nothing outside the buffers is touched (their ends are the ends of allocations, which ASan watches).
-#include "codec/codec.h"
-
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "base/crc32c.h"
-#include "harness.h"
+#include "codec_rig.h"
 
 namespace bagua {
 namespace {
 
-const Encoding kEncodings[] = {{Codec::kNone, 0}, {Codec::kF16, 0},     {Codec::kBF16, 0},    {Codec::kE4M3, 0},
-                               {Codec::kE5M2, 0}, {Codec::kMinMax8, 0}, {Codec::kInt4, 0},    {Codec::kSign1, 0},
-                               {Codec::kTopK, 1}, {Codec::kTopK, 700},  {Codec::kTopK, 65535}};
+using test::Buffer;
+using test::decode;
+using test::encode;
+using test::kEncodings;
+using test::kWays;
+using test::Way;
+
 const size_t kCounts[] = {0, 1, 2, 7, 9, 64, 65, 127, 129, 513, 1023, 1024, 1025, 1151, 2048, 5001, 16385};
 
-// Bytes whose end is the end of an allocation, `shift` bytes past a cache line; a pattern lies before them.
-class Exact {
- public:
-  explicit Exact(size_t bytes, size_t shift = 0) : bytes_(bytes), shift_(shift) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, 64 + shift + bytes) != 0) throw std::bad_alloc();
-    memory_ = static_cast<uint8_t*>(memory);
-    std::memset(memory_, kFill, 64 + shift + bytes);
-  }
-  Exact(const Exact& other) : Exact(other.bytes_, other.shift_) { std::memcpy(data(), other.data(), bytes_); }
-  Exact& operator=(const Exact&) = delete;
-  ~Exact() { std::free(memory_); }
-
-  uint8_t* data() const { return memory_ + 64 + shift_; }
-  float* floats() const { return reinterpret_cast<float*>(data()); }
-  size_t bytes() const { return bytes_; }
-  bool whole() const {
-    for (size_t i = 0; i < 64 + shift_; ++i) {
-      if (memory_[i] != kFill) return false;
-    }
-    return true;
-  }
-  bool operator==(const Exact& other) const {
-    return bytes_ == other.bytes_ && (bytes_ == 0 || std::memcmp(data(), other.data(), bytes_) == 0);
-  }
-
- private:
-  static constexpr uint8_t kFill = 0xa5;
-  size_t bytes_;
-  size_t shift_;
-  uint8_t* memory_;
-};
-
-// Values of very different sizes, without a library's distributions: the same everywhere.
 void fill(float* to, size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  for (size_t i = 0; i < count; ++i) {
-    const float unit = static_cast<float>(static_cast<int32_t>(random()) >> 8) * 0x1p-23f;
-    to[i] = unit * std::ldexp(1.0f, static_cast<int>(random() % 12) - 6);
-  }
+  test::fill(to, count, seed, test::Kind::kUsual);
 }
 
 // Infinities, NaN, denormals, both zeros and large numbers, here and there.
@@ -70,52 +27,6 @@ void sprinkle(float* to, size_t count, uint32_t seed) {
   for (size_t i = random() % 100; i < count; i += random() % 3000) to[i] = kOdd[random() % 11];
 }
 
-Exact encode(Encoding encoding, const Exact& y) {
-  Exact message(encoded_bytes(encoding, y.bytes() / 4));
-  Transcode work;
-  work.encoding = encoding;
-  work.count = y.bytes() / 4;
-  work.raw = {y.floats()};
-  work.message = message.data();
-  transcode(work);
-  EXPECT(message.whole());
-  return message;
-}
-
-Exact decode(Encoding encoding, const Exact& message, size_t count) {
-  Exact out(count * 4);
-  Transcode work;
-  work.encoding = encoding;
-  work.count = count;
-  work.encoded = {message.data()};
-  work.decoded = {out.floats()};
-  transcode(work);
-  EXPECT(out.whole());
-  return out;
-}
-
-// One way of calling transcode().
-struct Way {
-  int raws;
-  int encodeds;
-  float scale;
-  bool residual;
-  bool message;
-  int decodeds;
-  bool in_place;  // the first output is the first raw source
-  size_t shift;   // bytes by which float buffers miss a cache line
-};
-
-const Way kWays[] = {
-    {1, 0, 1, false, true, 0, false, 0},      {1, 0, 1, false, true, 0, false, 4},
-    {1, 0, 1, true, true, 0, false, 8},       {2, 0, 0.5f, false, true, 0, false, 4},
-    {3, 0, 1, true, true, 2, true, 12},       {1, 1, 1, false, true, 1, false, 0},
-    {1, 1, 1.0f / 3, true, true, 1, true, 4}, {0, 1, 1, false, false, 1, false, 20},
-    {0, 1, 1, false, false, 3, false, 4},     {1, 1, 1, false, false, 1, true, 4},
-    {4, 3, 1.0f / 7, true, true, 4, true, 4}, {0, 2, 1, false, false, 1, false, 4},
-    {2, 2, 0.25f, false, false, 2, true, 60}, {0, 0, 1, true, true, 1, false, 4},
-};
-
 bool same_bits(float a, float b) {
   return std::memcmp(&a, &b, 4) == 0 || (std::isnan(a) && std::isnan(b));
 }
@@ -123,7 +34,7 @@ bool same_bits(float a, float b) {
 // Everything that one call of transcode() should write, by the definition in codec.h.
 void check_way(Encoding encoding, size_t count, const Way& way) {
   const size_t bytes = count * 4;
-  std::vector<Exact> raws, messages, contents, outputs;
+  std::vector<Buffer> raws, messages, contents, outputs;
   raws.reserve(8);
   for (int k = 0; k < way.raws; ++k) {
     raws.emplace_back(bytes, way.shift);
@@ -131,16 +42,16 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
     if (k == 0) sprinkle(raws.back().floats(), count, 9);
   }
   for (int k = 0; k < way.encodeds; ++k) {
-    Exact y(bytes);
+    Buffer y(bytes);
     fill(y.floats(), count, static_cast<uint32_t>(k + 20));
     messages.push_back(encode(encoding, y));
     contents.push_back(decode(encoding, messages.back(), count));
   }
-  Exact residual(bytes, way.shift), message(encoded_bytes(encoding, count));
+  Buffer residual(bytes, way.shift), message(encoded_bytes(encoding, count));
   fill(residual.floats(), count, 40);
   for (int j = 0; j < way.decodeds; ++j) outputs.emplace_back(bytes, way.shift);
 
-  Exact y(bytes);
+  Buffer y(bytes);
   for (size_t i = 0; i < count; ++i) {
     volatile float sum = way.raws > 0 ? raws[0].floats()[i] : 0.0f;  // volatile: every step is rounded
     for (int k = 1; k < way.raws; ++k) sum = sum + raws[static_cast<size_t>(k)].floats()[i];
@@ -152,15 +63,15 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
     if (way.residual) sum = sum + residual.floats()[i];
     y.floats()[i] = sum;
   }
-  const Exact expected_message = encode(encoding, y);
-  const Exact expected = way.message ? decode(encoding, expected_message, count) : y;
+  const Buffer expected_message = encode(encoding, y);
+  const Buffer expected = way.message ? decode(encoding, expected_message, count) : y;
 
   std::vector<const float*> raw;
   std::vector<const void*> encoded;
   std::vector<float*> decoded;
-  for (const Exact& buffer : raws) raw.push_back(buffer.floats());
-  for (const Exact& buffer : messages) encoded.push_back(buffer.data());
-  for (const Exact& buffer : outputs) decoded.push_back(buffer.floats());
+  for (const Buffer& buffer : raws) raw.push_back(buffer.floats());
+  for (const Buffer& buffer : messages) encoded.push_back(buffer.data());
+  for (const Buffer& buffer : outputs) decoded.push_back(buffer.floats());
   if (way.in_place) decoded[0] = raws[0].floats();
   Transcode work{encoding,
                  count,
@@ -172,7 +83,7 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
                  decoded};
   transcode(work);
 
-  if (way.message) EXPECT(message == expected_message);
+  if (way.message) EXPECT_EQ(test::first_difference(message, expected_message), message.bytes());
   for (size_t i = 0; i < count; ++i) {
     for (float* out : decoded) CHECK(same_bits(out[i], expected.floats()[i]) || out[i] == expected.floats()[i]);
     if (way.residual && way.message) {
@@ -181,8 +92,8 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
     }
   }
   EXPECT(residual.whole() && message.whole());
-  for (const Exact& buffer : outputs) EXPECT(buffer.whole());
-  for (const Exact& buffer : raws) EXPECT(buffer.whole());
+  for (const Buffer& buffer : outputs) EXPECT(buffer.whole());
+  for (const Buffer& buffer : raws) EXPECT(buffer.whole());
 }
 
 }  // namespace
@@ -221,7 +132,7 @@ TEST(messages_of_random_bytes) {
   std::mt19937 random(4);
   for (const Encoding& encoding : kEncodings) {
     for (const size_t count : {1u, 77u, 1500u, 17000u}) {
-      Exact message(encoded_bytes(encoding, count));
+      Buffer message(encoded_bytes(encoding, count));
       for (size_t i = 0; i < message.bytes(); ++i) message.data()[i] = static_cast<uint8_t>(random());
       decode(encoding, message, count);
     }
@@ -234,7 +145,7 @@ TEST(bits_are_the_same_everywhere) {
   constexpr uint32_t kChecksums[] = {0xdf1659e2, 0xdddd9c0c, 0xc48676f2, 0xfa35e383, 0x0c35bd87, 0x0c20514d,
                                      0x9a556b68, 0x0a90b230, 0x12040ccf, 0xb2539619, 0x500e9b74};
   const size_t count = 80001;
-  Exact y(count * 4);
+  Buffer y(count * 4);
   fill(y.floats(), count, 77);
   sprinkle(y.floats() + count / 2, count / 2, 78);
   for (size_t i = 2000; i < 4000; ++i) y.floats()[i] *= 0x1p-130f;
@@ -242,8 +153,8 @@ TEST(bits_are_the_same_everywhere) {
   for (size_t i = 6000; i < 8000; ++i) y.floats()[i] = y.floats()[i] * 0x1p-10f + 12345.0f;
   size_t e = 0;
   for (const Encoding& encoding : kEncodings) {
-    const Exact message = encode(encoding, y);
-    const Exact decoded = decode(encoding, message, count);
+    const Buffer message = encode(encoding, y);
+    const Buffer decoded = decode(encoding, message, count);
     const uint32_t of_message = crc32c(message.data(), message.bytes(), 0);
     EXPECT_EQ(crc32c(decoded.data(), decoded.bytes(), of_message), kChecksums[e]);
     ++e;

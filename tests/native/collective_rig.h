@@ -30,33 +30,12 @@ struct Case {
 
 // How many blocks a member gives and gets.
 inline void extent(const Case& c, int index, size_t n, size_t* gives, size_t* gets) {
+  const auto is = [kind = c.request.kind](auto... kinds) { return ((kind == kinds) || ...); };
   const bool root = index == c.request.root;
-  *gives = *gets = 1;
-  switch (c.request.kind) {
-    case Kind::kReduce:
-      *gets = root ? 1 : 0;
-      break;
-    case Kind::kBroadcast:
-      *gives = root ? 1 : 0;
-      break;
-    case Kind::kAllGather:
-      *gets = n;
-      break;
-    case Kind::kReduceScatter:
-      *gives = n;
-      break;
-    case Kind::kGather:
-      *gets = root ? n : 0;
-      break;
-    case Kind::kScatter:
-      *gives = root ? n : 0;
-      break;
-    case Kind::kAllToAll:
-      *gives = *gets = n;
-      break;
-    default:
-      break;
-  }
+  *gives = is(Kind::kReduceScatter, Kind::kScatter, Kind::kAllToAll) ? n : 1;
+  *gets = is(Kind::kAllGather, Kind::kGather, Kind::kAllToAll) ? n : 1;
+  if (is(Kind::kBroadcast, Kind::kScatter) && !root) *gives = 0;
+  if (is(Kind::kReduce, Kind::kGather) && !root) *gets = 0;
 }
 
 struct Host {

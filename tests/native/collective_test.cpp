@@ -53,49 +53,24 @@ void run_cases(Kind kind, ReduceOp op, bool may_be_in_place) {
 
 }  // namespace
 
-TEST(barrier) {
+TEST(every_kind) {
   run_cases(Kind::kBarrier, ReduceOp::kSum, false);
-}
-TEST(all_reduce) {
-  run_cases(Kind::kAllReduce, ReduceOp::kSum, true);
-}
-TEST(all_reduce_mean) {
-  run_cases(Kind::kAllReduce, ReduceOp::kAvg, true);
-}
-TEST(reduce) {
-  run_cases(Kind::kReduce, ReduceOp::kSum, true);
-}
-TEST(reduce_scatter) {
-  run_cases(Kind::kReduceScatter, ReduceOp::kAvg, true);
-}
-TEST(broadcast) {
-  run_cases(Kind::kBroadcast, ReduceOp::kSum, true);
-}
-TEST(all_gather) {
-  run_cases(Kind::kAllGather, ReduceOp::kSum, true);
-}
-TEST(gather) {
-  run_cases(Kind::kGather, ReduceOp::kSum, true);
-}
-TEST(scatter) {
-  run_cases(Kind::kScatter, ReduceOp::kSum, true);
-}
-TEST(all_to_all) {
   run_cases(Kind::kAllToAll, ReduceOp::kSum, false);
+  for (const Kind kind :
+       {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kGather, Kind::kScatter})
+    run_cases(kind, ReduceOp::kSum, true);
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) run_cases(kind, ReduceOp::kAvg, true);
 }
 
 // Vectors that go whole, up to where the ring takes over; and both patterns of few trips by themselves, also with more
 // hosts than elements.
 TEST(all_reduce_in_few_trips) {
-  const auto direct = [](const Topology& topology, const Request& request, size_t chunk) {
-    Builder builder(topology, request, chunk);
-    build_direct(&builder, {0, request.count});
-    return builder.finish();
-  };
-  const auto halving = [](const Topology& topology, const Request& request, size_t chunk) {
-    Builder builder(topology, request, chunk);
-    build_halving_doubling(&builder, {0, request.count});
-    return builder.finish();
+  const auto of = [](auto build) {
+    return [build](const Topology& topology, const Request& request, size_t chunk) {
+      Builder builder(topology, request, chunk);
+      build(&builder, Range{0, request.count});
+      return builder.finish();
+    };
   };
   for (int hosts = 2; hosts <= 9; ++hosts) {
     Case c;
@@ -109,12 +84,12 @@ TEST(all_reduce_in_few_trips) {
       for (unsigned seed = 0; seed < 4; ++seed) {
         c.request = {Kind::kAllReduce, DType::kF32, seed % 2 ? ReduceOp::kAvg : ReduceOp::kSum, count, -1};
         c.in_place = seed >= 2;
-        c.make_program = direct;
+        c.make_program = of(build_direct);
         Simulation one(c, seed);
         CHECK(one.run());
         one.check();
         CHECK_EQ(one.messages(), static_cast<size_t>(hosts * (hosts - 1)));
-        c.make_program = halving;
+        c.make_program = of(build_halving_doubling);
         Simulation two(c, seed);
         CHECK(two.run());
         two.check();

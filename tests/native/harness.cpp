@@ -145,7 +145,7 @@ void skip(const std::string& reason) {
 
 }  // namespace bagua::test
 
-// Arguments: suites, or suite.test; none: everything. --list prints the names.
+// Arguments: suites, or suite.test; none: everything.
 int main(int argc, char** argv) {
   using namespace bagua::test;
   ::signal(SIGALRM, on_alarm);
@@ -156,13 +156,11 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
       wanted = wanted || test.suite == argv[i] || test.suite + "." + test.name == argv[i];
     }
-    if (argc == 2 && std::strcmp(argv[1], "--list") == 0) {
-      std::printf("%s.%s\n", test.suite.c_str(), test.name.c_str());
-    } else if (wanted) {
+    if (wanted) {
       ++count;
       failed += run(test) == 1;
     }
   }
   std::printf("%d tests, %d failed\n", count, failed);
-  return failed == 0 && (count > 0 || argc == 2) ? 0 : 1;
+  return failed == 0 && count > 0 ? 0 : 1;
 }

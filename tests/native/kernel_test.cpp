@@ -86,9 +86,9 @@ int64_t wrap(DType t, uint64_t value) {
 }
 
 // A buffer at an odd distance from a cache line, with guard bytes around it.
-class Buffer {
+class Guarded {
  public:
-  Buffer(size_t bytes, size_t shift) : bytes_(bytes), memory_(bytes + 2 * kGuard + 128, kFill) {
+  Guarded(size_t bytes, size_t shift) : bytes_(bytes), memory_(bytes + 2 * kGuard + 128, kFill) {
     const auto base = reinterpret_cast<uintptr_t>(memory_.data() + kGuard);
     start_ = kGuard + (64 - base % 64) % 64 + shift;
   }
@@ -203,7 +203,7 @@ bool element_right(const Case& c, std::vector<std::vector<uint8_t>>& inputs, con
 
 void check(const Case& c, std::mt19937* random) {
   const size_t bytes = c.count * dtype_size(c.type);
-  std::vector<Buffer> buffers;
+  std::vector<Guarded> buffers;
   std::vector<std::vector<uint8_t>> inputs;
   std::vector<const void*> sources;
   std::vector<void*> destinations;
@@ -227,7 +227,7 @@ void check(const Case& c, std::mt19937* random) {
          c.nontemporal);
   bool right = true;
   for (size_t i = 0; i < c.count && right; ++i) right = element_right(c, inputs, destinations[0], i);
-  for (const Buffer& buffer : buffers) right = right && buffer.guards_whole();
+  for (const Guarded& buffer : buffers) right = right && buffer.guards_whole();
   for (const void* other : destinations) right = right && std::memcmp(destinations[0], other, bytes) == 0;
   if (!right) test::note_failure(__FILE__, __LINE__, test::show(c));
 }

@@ -11,11 +11,15 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from bagua.csrc.build import JOINED
 
@@ -40,7 +44,7 @@ BUILDS = {
 LEAN = {"plain": [], "asan": ["-fno-sanitize=null,alignment,object-size,vptr,pointer-overflow"], "tsan": []}
 """Flags without --full: a look at every pointer takes nearly half of the compiler's time. ASan looks, too."""
 ADDR_NO_RANDOMIZE = 0x0040000
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^#include ["<]([^">]+)[">]', re.MULTILINE)
 
 
 def core_sources():
@@ -97,14 +101,15 @@ def compiler_version():
     return version + native
 
 
-def with_headers(source):
+def with_headers(source, flags=INCLUDES):
     """A file and all of our headers that it includes, directly or not."""
     found = {source: None}  # in order of discovery
+    folders = [Path(flag[2:]) for flag in flags if flag.startswith("-I")]
     todo = [source]
     while todo:
         file = todo.pop()
         for name in INCLUDE.findall(file.read_text()):
-            places = (file.parent / name, CORE / name, CSRC / name, HERE / name)  # as the compiler looks
+            places = (folder / name for folder in (file.parent, *folders))  # as the compiler looks
             header = next((path for path in places if path.exists()), None)
             if header is not None and header not in found:
                 found[header] = None
@@ -135,15 +140,16 @@ def run_compiler(arguments, output):
     Raises:
         RuntimeError: the compiler's messages.
     """
-    part = output.with_suffix(".part")
+    part = output.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
     result = subprocess.run([COMPILER, *arguments, "-o", str(part)], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)}\n{result.stderr}")
     part.rename(output)
 
 
-def build(name, folder, sources, *more):
-    """Compiles and links one build of a test program, with ``more`` flags; returns the program.
+def build(name, folder, sources, *more, link=()):
+    """Compiles and links one build of a test program, with ``more`` flags; returns the program. ``link``: more
+    arguments of the linker, such as "-shared" for a library.
 
     Raises:
         RuntimeError: the messages of every unit that does not compile, or of the linker.
@@ -151,22 +157,23 @@ def build(name, folder, sources, *more):
     flags = [*COMMON, *BUILDS[name], *more, *INCLUDES, f"-I{HERE}"]
 
     def compile_unit(source):
-        key = content_key(with_headers(source), compiler_version(), *flags, str(source))
+        key = content_key(with_headers(source, flags), compiler_version(), *flags, str(source))
         output = folder / f"{name}-{source.stem}-{key}.o"
         if not output.exists():
-            run_compiler([*flags, "-c", str(source)], output)
+            language = ["-x", "c++"] if source.suffix == ".cu" else []
+            run_compiler([*flags, *language, "-c", str(source)], output)
         return output
 
-    with locked(folder, name):
+    with locked(folder, f"{name}-{content_key([], *map(str, sources))}"):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(compile_unit, source) for source in joined(sources, folder)]
         errors = [str(error) for error in (future.exception() for future in futures) if error is not None]
         if errors:
             raise RuntimeError("\n".join(errors))
-        objects = [future.result() for future in futures]
-        program = folder / f"{name}-{content_key([], *(str(path) for path in objects))}.program"
+        objects = [str(future.result()) for future in futures]
+        program = folder / f"{name}-{content_key([], *objects, *link)}.program"
         if not program.exists():
-            run_compiler([*flags, *(str(path) for path in objects)], program)
+            run_compiler([*flags, *objects, *link], program)
     return program
 
 
@@ -175,24 +182,31 @@ def no_address_randomization():
     ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
 
 
-def run(name, program, arguments):
+def run(name, program, arguments, **variables):
     """Runs tests; a sanitizer's report makes the exit status 66 (TSan) or 1."""
-    env = os.environ | {
+    env = {
         "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:die_after_fork=0",  # a forked rank has a thread
     }
-    prepare = no_address_randomization if name == "tsan" else None
     return subprocess.run(
         [str(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=env,
-        preexec_fn=prepare,
-        timeout=500,
+        env={**os.environ, **env, **variables},
+        preexec_fn=no_address_randomization if name == "tsan" else None,
+        timeout=900,
         check=False,
     )
+
+
+def check(name, make, *arguments, **variables):
+    """Runs tests of the program that ``make()`` builds, with these variables. Fails with their output."""
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"no C++ compiler: '{COMPILER}' is not in PATH")
+    result = run(name, make(), arguments, **variables)
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
 def cache_folder():

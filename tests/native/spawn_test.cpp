@@ -46,13 +46,11 @@ struct Pipe {
   }
 };
 
-SpawnRequest shell(const std::string& script, const Pipe& output) {
+SpawnRequest shell(const std::string& script) {
   SpawnRequest request;
   request.argv = {"sh", "-c", script};
   request.env = {"PATH=/usr/bin:/bin", "GREETING=hello"};
   request.cwd = "/";
-  request.stdout_fd = output.write.get();
-  request.stderr_fd = output.write.get();
   return request;
 }
 
@@ -63,63 +61,62 @@ int exit_status(pid_t pid) {
   return status;
 }
 
-TEST(environment_folder_output) {
-  Pipe output;
+// A child that has ended, or why there was none.
+struct Child {
+  Status status;
   pid_t pid = -1;
-  int error = 0;
-  CHECK_OK(spawn(shell("pwd; echo $GREETING; echo problem >&2; cat; env | grep -c = ; exit 7", output), &pid, &error));
-  EXPECT_EQ(output.drain().substr(0, 16), "/\nhello\nproblem\n");
-  const int status = exit_status(pid);
-  EXPECT(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 7);
+  int error = 0, exit = -1;
+  std::string output;
+
+  explicit Child(SpawnRequest request) {
+    Pipe pipe;
+    request.stdout_fd = request.stderr_fd = pipe.write.get();
+    status = spawn(request, &pid, &error);
+    if (!status) return;
+    output = pipe.drain();
+    exit = exit_status(pid);
+  }
+  explicit Child(const std::string& script) : Child(shell(script)) { CHECK_OK(status); }
+};
+
+TEST(environment_folder_output) {
+  const Child child("pwd; echo $GREETING; echo problem >&2; cat; env | grep -c = ; exit 7");
+  EXPECT_EQ(child.output.substr(0, 16), "/\nhello\nproblem\n");
+  EXPECT(WIFEXITED(child.exit));
+  EXPECT_EQ(WEXITSTATUS(child.exit), 7);
 }
 
 TEST(no_descriptor_is_inherited) {
-  Fd leak(::open("/dev/null", O_RDONLY));  // not close-on-exec
-  Pipe output;
-  pid_t pid = -1;
-  int error = 0;
-  CHECK_OK(
-      spawn(shell("for fd in /proc/self/fd/*; do readlink $fd || true; done; ls /proc/$$/fd | tr '\\n' ' '", output),
-            &pid, &error));
-  const std::string text = output.drain();
-  EXPECT(text.find("0 1 2 ") != std::string::npos);
-  EXPECT_EQ(exit_status(pid), 0);
+  const Fd leak(::open("/dev/null", O_RDONLY));  // not close-on-exec
+  const Child child("for fd in /proc/self/fd/*; do readlink $fd || true; done; ls /proc/$$/fd | tr '\\n' ' '");
+  EXPECT(child.output.find("0 1 2 ") != std::string::npos);
+  EXPECT_EQ(child.exit, 0);
 }
 
 TEST(own_session_and_process_group) {
-  Pipe output;
-  pid_t pid = -1;
-  int error = 0;
-  CHECK_OK(spawn(shell("cut -d' ' -f5,6 /proc/$$/stat; echo $$; kill -TERM $$", output), &pid, &error));
-  const std::string id = std::to_string(pid);
-  EXPECT_EQ(output.drain(), id + " " + id + "\n" + id + "\n");
-  const int status = exit_status(pid);
-  EXPECT(WIFSIGNALED(status));
-  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+  const Child child("cut -d' ' -f5,6 /proc/$$/stat; echo $$; kill -TERM $$");
+  const std::string id = std::to_string(child.pid);
+  EXPECT_EQ(child.output, id + " " + id + "\n" + id + "\n");
+  EXPECT(WIFSIGNALED(child.exit));
+  EXPECT_EQ(WTERMSIG(child.exit), SIGTERM);
 }
 
 TEST(default_signals) {
   ::signal(SIGPIPE, SIG_IGN);  // as Python does
-  sigset_t blocked;
-  sigset_t before;
+  sigset_t blocked, before;
   ::sigemptyset(&blocked);
   ::sigaddset(&blocked, SIGTERM);
   ::pthread_sigmask(SIG_BLOCK, &blocked, &before);
-  Pipe output;
-  SpawnRequest request = shell("", output);
+  SpawnRequest request = shell("");
   // No shell between: it blocks signals for moments of its own.
   request.argv = {"grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"};
-  pid_t pid = -1;
-  int error = 0;
-  const Status status = spawn(request, &pid, &error);
+  const Child child(request);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
-  CHECK_OK(status);
-  const std::string text = output.drain();
-  EXPECT(text.find("SigBlk:\t0000000000000000") != std::string::npos);
-  EXPECT(text.find("SigIgn:\t0000000000000000") != std::string::npos);
-  EXPECT_EQ(exit_status(pid), 0);
+  CHECK_OK(child.status);
+  EXPECT(child.output.find("SigBlk:\t0000000000000000") != std::string::npos);
+  EXPECT(child.output.find("SigIgn:\t0000000000000000") != std::string::npos);
+  EXPECT_EQ(child.exit, 0);
 }
 
 TEST(standard_descriptors_as_output) {
@@ -130,7 +127,7 @@ TEST(standard_descriptors_as_output) {
   const Fd saved_err(::fcntl(2, F_DUPFD_CLOEXEC, 10));
   ::dup2(output.write.get(), 2);
   ::dup2(errors.write.get(), 1);
-  SpawnRequest request = shell("echo out; echo err >&2", output);
+  SpawnRequest request = shell("echo out; echo err >&2");
   request.stdout_fd = 2;
   request.stderr_fd = 1;
   pid_t pid = -1;
@@ -144,39 +141,30 @@ TEST(standard_descriptors_as_output) {
   EXPECT_EQ(exit_status(pid), 0);
 }
 
+void expect_error(const std::string& program, const std::string& folder, int error, const std::string& words) {
+  SpawnRequest request = shell("true");
+  request.argv[0] = program;
+  request.cwd = folder;
+  const Child child(request);
+  EXPECT_EQ(child.error, error);
+  EXPECT_EQ(child.pid, -1);
+  test::has(child.status, words);
+}
+
 TEST(errors_name_program_and_folder) {
-  Pipe output;
+  expect_error("no-such-program-here", "/", ENOENT, "no-such-program-here");
+  expect_error("sh", "/no/such/folder", ENOENT, "/no/such/folder");
+  expect_error("sh", "/no/such/folder", ENOENT, "chdir");
+  expect_error("/etc/passwd", "/", EACCES, "/etc/passwd");
   pid_t pid = 0;
   int error = 0;
-  SpawnRequest request = shell("true", output);
-  request.argv[0] = "no-such-program-here";
-  Status status = spawn(request, &pid, &error);
-  EXPECT(!status);
-  EXPECT_EQ(error, ENOENT);
-  EXPECT_EQ(pid, -1);
-  EXPECT(status.message().find("no-such-program-here") != std::string::npos);
-
-  request = shell("true", output);
-  request.cwd = "/no/such/folder";
-  status = spawn(request, &pid, &error);
-  EXPECT(!status);
-  EXPECT_EQ(error, ENOENT);
-  EXPECT(status.message().find("/no/such/folder") != std::string::npos);
-  EXPECT(status.message().find("chdir") != std::string::npos);
-
-  request = shell("true", output);
-  request.argv[0] = "/etc/passwd";
-  status = spawn(request, &pid, &error);
-  EXPECT(!status);
-  EXPECT_EQ(error, EACCES);
-
-  request.argv.clear();
-  EXPECT(!spawn(request, &pid, &error));
-  EXPECT_EQ(error, EINVAL);
-  request = shell("true", output);
+  SpawnRequest request = shell("true");
   request.stdout_fd = 12345;
   EXPECT(!spawn(request, &pid, &error));
   EXPECT_EQ(error, EBADF);
+  request.argv.clear();
+  EXPECT(!spawn(request, &pid, &error));
+  EXPECT_EQ(error, EINVAL);
   errno = 0;
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no zombie is left
   EXPECT_EQ(errno, ECHILD);
@@ -187,7 +175,9 @@ TEST(survives_the_calling_thread) {
   pid_t pid = -1;
   std::thread caller([&] {
     int error = 0;
-    EXPECT_OK(spawn(shell("sleep 0.3; echo alive", output), &pid, &error));
+    SpawnRequest request = shell("sleep 0.3; echo alive");
+    request.stdout_fd = request.stderr_fd = output.write.get();
+    EXPECT_OK(spawn(request, &pid, &error));
   });
   caller.join();
   EXPECT_EQ(output.drain(), "alive\n");
@@ -206,38 +196,31 @@ SpawnUser nobody() {
 }
 
 TEST(becomes_another_user) {
-  Pipe output;
-  SpawnRequest request = shell("id -u; id -g; id -G; umask; ulimit -c; ulimit -n; ulimit -Hn", output);
+  SpawnRequest request = shell("id -u; id -g; id -G; umask; ulimit -c; ulimit -n; ulimit -Hn");
   request.argv[2] += "; sed -n 's/^Cap\\(Inh\\|Prm\\|Eff\\|Amb\\):.//p' /proc/self/status | sort -u";
   request.user = nobody();
-  pid_t pid = -1;
-  int error = 0;
-  const Status status = spawn(request, &pid, &error);
+  const Child child(request);
   if (::geteuid() != 0) {
-    EXPECT_EQ(error, EPERM);
-    EXPECT(status.message().find("setgroups") != std::string::npos);
+    EXPECT_EQ(child.error, EPERM);
+    test::has(child.status, "setgroups");
     return;
   }
-  CHECK_OK(status);
-  EXPECT_EQ(output.drain(), "65534\n65534\n65534 7 9\n0027\n0\n100\n200\n0000000000000000\n");
-  EXPECT_EQ(exit_status(pid), 0);
+  CHECK_OK(child.status);
+  EXPECT_EQ(child.output, "65534\n65534\n65534 7 9\n0027\n0\n100\n200\n0000000000000000\n");
+  EXPECT_EQ(child.exit, 0);
 }
 
 TEST(another_user_enters_the_folder) {
   if (::geteuid() != 0) test::skip("needs root");
-  Pipe output;
-  SpawnRequest request = shell("pwd", output);
+  SpawnRequest request = shell("pwd");
   request.user = nobody();
   char closed[] = "/tmp/bagua-spawn-XXXXXX";
   CHECK(::mkdtemp(closed) != nullptr);  // mode 0700
   request.cwd = closed;
-  pid_t pid = -1;
-  int error = 0;
-  const Status status = spawn(request, &pid, &error);
+  const Child child(request);
   ::rmdir(closed);
-  EXPECT(!status);
-  EXPECT_EQ(error, EACCES);
-  EXPECT(status.message().find("chdir: ") != std::string::npos);
+  EXPECT_EQ(child.error, EACCES);
+  test::has(child.status, "chdir: ");
 }
 
 void check_death_with_the_process(std::optional<SpawnUser> user) {
@@ -250,7 +233,8 @@ void check_death_with_the_process(std::optional<SpawnUser> user) {
   if (parent == 0) {
     pid_t pid = -1;
     int error = 0;
-    SpawnRequest request = shell("exec sleep 60", output);
+    SpawnRequest request = shell("exec sleep 60");
+    request.stdout_fd = request.stderr_fd = output.write.get();
     request.user = std::move(user);
     const Status status = spawn(request, &pid, &error);
     if (!status || ::write(numbers.write.get(), &pid, sizeof pid) != sizeof pid) ::_exit(1);

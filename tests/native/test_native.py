@@ -3,12 +3,9 @@
 Every ``*_test.cpp`` here, in ``engine`` and in ``transport`` is a suite; it is linked with ``harness.cpp`` and all
 sources of ``csrc/core`` but the bindings (they need Python). To add tests, add a file.
 ``native_build.py`` is the builder.
-
-By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
 
 import functools
-import shutil
 import sys
 from pathlib import Path
 
@@ -48,15 +45,6 @@ def build(name, folder, suites, full=True):
     return native.build(name, folder, [*native.core_sources(), *units, *left], *([] if full else native.LEAN[name]))
 
 
-@pytest.fixture(scope="module")
-def programs(request):
-    """Gives the program of a build, with the suites that this run takes from it."""
-    if shutil.which(native.COMPILER) is None:
-        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    full = request.config.getoption("--full")
-    return functools.cache(lambda name: build(name, native.cache_folder(), SUITES if full else ALWAYS[name], full))
-
-
 @pytest.mark.timeout(1200)  # the first suite of a build waits for the compiler
 @pytest.mark.parametrize(
     ("name", "suite"),
@@ -66,10 +54,16 @@ def programs(request):
         for suite in SUITES
     ],
 )
-def test_native(programs, name, suite):
+def test_native(request, name, suite):
     """One suite under one build."""
-    result = native.run(name, programs(name), [suite])
-    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+    full = request.config.getoption("--full")
+    native.check(name, functools.partial(program, name, full), suite)
+
+
+@functools.cache
+def program(name, full):
+    """The program of a build, with the suites that this run takes from it."""
+    return build(name, native.cache_folder(), SUITES if full else ALWAYS[name], full)
 
 
 def build_portable():
@@ -81,43 +75,18 @@ def build_portable():
 def build_search():
     """The search is worth optimised code, which few files are for it."""
     engine = native.CORE / "engine"
-    sources = [
-        HERE / "harness.cpp",
-        FILES[SEARCH],
-        engine / "job" / "succession.cpp",
-        engine / "values" / "options.cpp",
-    ]
-    return native.build("portable", native.cache_folder(), sources)
+    units = [engine / "job" / "succession.cpp", engine / "values" / "options.cpp"]
+    return native.build("portable", native.cache_folder(), [HERE / "harness.cpp", FILES[SEARCH], *units])
 
 
 @pytest.mark.timeout(600)
 def test_portable_kernels():
     """The paths of a processor without extensions."""
-    if shutil.which(native.COMPILER) is None:
-        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    result = native.run("portable", build_portable(), [PORTABLE])
-    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+    native.check("portable", build_portable, PORTABLE)
 
 
 @pytest.mark.timeout(600)
-def test_every_history(request, monkeypatch):
+def test_every_history(request):
     """All orders in which members can be lost, and told of it, within a bound that --full widens."""
-    if shutil.which(native.COMPILER) is None:
-        pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    if request.config.getoption("--full"):
-        monkeypatch.setenv("BAGUA_TEST_FULL", "1")
-    result = native.run("portable", build_search(), [SEARCH])
-    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
-
-
-def main(arguments):
-    """Builds and runs by hand, with the output on the screen."""
-    name = arguments[0] if arguments else "plain"
-    program = build(name, native.cache_folder(), SUITES)
-    result = native.run(name, program, arguments[1:])
-    print(result.stdout, end="")
-    return result.returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    more = {"BAGUA_TEST_FULL": "1"} if request.config.getoption("--full") else {}
+    native.check("portable", build_search, SEARCH, **more)

@@ -2,67 +2,30 @@
 // that are ahead of others, and memory that a rank scribbled on.
 #include "channel/transfer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/job/engine.h"
-#include "harness.h"
-#include "kernel/reduce.h"
+#include "engine/engine_rig.h"
 
 namespace bagua {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class Job {
- public:
-  explicit Job(int ranks) : ranks_(ranks) {
-    static std::atomic<int> next{0};
-    EngineOptions options;
-    options.credentials.job_id = "job";
-    Membership membership{0, 0, {{}}};
-    for (int rank = 0; rank < ranks; ++rank) {
-      membership.hosts[0].push_back(rank);
-      options.tokens.emplace_back(rank, std::vector<uint8_t>(kTokenBytes, 1));
-    }
-    options.data_socket = "/tmp/bagua-transfer-" + std::to_string(getpid()) + "-" + std::to_string(next++) + ".sock";
-    options.threads = 2;
-    socket_ = options.data_socket;
-    CHECK_OK(Engine::create(std::move(options), std::move(membership), &engine_));
-  }
-  std::unique_ptr<ChannelClient> join(int rank) {
-    const std::vector<uint8_t> token(kTokenBytes, 1);
-    std::unique_ptr<ChannelClient> client;
-    CHECK_OK(ChannelClient::connect(socket_, token.data(), rank, 10 * kNsPerS, &client));
-    return client;
-  }
-  // Runs `body(rank, client, pool)` for every rank on a thread of its own.
-  template <class F>
-  void each(F body) {
-    test::Threads threads;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      threads.start([this, body, rank] {
-        auto client = join(rank);
-        StagePool pool(client.get());
-        body(rank, client.get(), &pool);
-        client->close();
-      });
-    }
-  }
-  Engine& engine() { return *engine_; }
+using test::Job;
 
- private:
-  const int ranks_;
-  std::string socket_;
-  std::unique_ptr<Engine> engine_;
-};
+// A body that also gets the rank's pool of stages.
+template <class F>
+auto staged(F body) {
+  return [body](test::Rank& rank) {
+    StagePool pool(&rank.client());
+    body(rank.rank(), &rank.client(), &pool);
+  };
+}
 
 TransferRequest request(Kind kind, uint64_t count, const float* src, float* dst, int root = -1) {
   TransferRequest made;
@@ -106,8 +69,8 @@ TEST(copies_past_the_caches_are_copies) {
 
 // Rank 0 in shared memory, rank 1 in ordinary memory and in place, rank 2 from one to the other.
 TEST(ordinary_and_shared_memory_meet) {
-  Job job(3);
-  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+  Job job({{0, 1, 2}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     for (const uint64_t count : {uint64_t{1}, uint64_t{1000}, kMiB / 4, kMiB / 4 + 1, 3 * kMiB + 77}) {
       ChannelClient::Allocation shared;
       CHECK_OK(client->alloc(count * 4 + 4, &shared));
@@ -124,13 +87,13 @@ TEST(ordinary_and_shared_memory_meet) {
       if (rank != 2) check_sum(ordinary.data(), count, 3);
       CHECK_OK(client->free_segment(shared.id));
     }
-  });
-  EXPECT_EQ(job.engine().error(), std::string());
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
 TEST(rows_are_staged_whole) {
-  Job job(2);
-  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+  Job job({{0, 1}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     const uint64_t count = kMiB / 2;
     std::vector<float> own(count), all(2 * count);
     for (uint64_t i = 0; i < count; ++i) own[i] = value(rank, i);
@@ -139,38 +102,35 @@ TEST(rows_are_staged_whole) {
     CHECK_OK(run(client, pool, wanted));
     for (uint64_t i = 0; i < count; ++i) CHECK(all[i] == value(0, i) && all[count + i] == value(1, i));
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-  });
+  }));
 }
 
 TEST(stages_are_kept_and_bounded) {
-  Job job(1);
-  auto client = job.join(0);
-  {
-    StagePool pool(client.get());
+  Job job({std::vector<int>{0}}, 512 << 10);
+  job.each(staged([](int, ChannelClient* client, StagePool* pool) {
     std::vector<float> data(8 * kMiB, 1);
-    const auto held = [&] { return client->counters()->segment_bytes.load(); };
-    CHECK_OK(run(client.get(), &pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+    const uint64_t before = client->counters()->segment_bytes.load();
+    const auto held = [&] { return client->counters()->segment_bytes.load() - before; };
+    CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
     const uint64_t kept = held();
     CHECK(kept > 0 && kept <= 8 * kMiB);
-    CHECK_OK(run(client.get(), &pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+    CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
     CHECK_EQ(held(), kept);
-    TransferRequest wide = request(Kind::kAllGather, data.size(), data.data(), data.data());
-    CHECK_OK(run(client.get(), &pool, wide));
+    CHECK_OK(run(client, pool, request(Kind::kAllGather, data.size(), data.data(), data.data())));
     CHECK(held() <= 16 * kMiB);
-  }
-  client->close();
+  }));
 }
 
 TEST(a_transfer_goes_on_after_a_timeout_and_ends_with_the_engine) {
-  Job job(2);
+  Job job({{0, 1}}, 512 << 10);
   std::atomic<bool> late{false};
-  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
+  job.each(staged([&](int rank, ChannelClient* client, StagePool* pool) {
     std::vector<float> data(2 * kMiB, 1);
     if (rank == 1) {
       while (!late.load()) usleep(1000);
       CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
       CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-      job.engine().abort("enough");
+      job.engine(0).abort("enough");
       return;
     }
     Transfer transfer(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data()));
@@ -181,15 +141,15 @@ TEST(a_transfer_goes_on_after_a_timeout_and_ends_with_the_engine) {
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
     const Status status = run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data()));
     CHECK_EQ(status.message(), std::string("enough"));
-  });
+  }));
 }
 
 // Small all-reduces of ranks that come in time are done without the daemon, wherever tensors lie; the others with it.
 TEST(small_ones_need_no_daemon) {
   constexpr uint32_t kOperations = 300;
-  Job job(3);
+  Job job({{0, 1, 2}}, 512 << 10);
   std::atomic<uint32_t> before{0}, after{0};
-  job.each([&](int rank, ChannelClient* client, StagePool* pool) {
+  job.each(staged([&](int rank, ChannelClient* client, StagePool* pool) {
     const char* const counters = reinterpret_cast<const char*>(client->counters());
     const JobPage* const page = reinterpret_cast<const JobPage*>(counters - offsetof(JobPage, counters));
     const auto barrier = [&] { CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr))); };
@@ -206,17 +166,17 @@ TEST(small_ones_need_no_daemon) {
     barrier();
     if (rank == 0) after.store(page->doorbell.load());
     barrier();
-  });
+  }));
   // On a busy machine a rank may come too late for some. Each that the daemon does rings at least once.
   EXPECT(after.load() - before.load() < kOperations / 2);
-  EXPECT(job.engine().counters().ops.load() >= kOperations);
-  EXPECT_EQ(job.engine().error(), std::string());
+  EXPECT(job.engine(0).counters().ops.load() >= kOperations);
+  EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
 // Ranks take turns at being ahead by several operations.
 TEST(ranks_ahead_of_others) {
-  Job job(3);
-  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+  Job job({{0, 1, 2}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     ChannelClient::Allocation shared;
     CHECK_OK(client->alloc(4096, &shared));
     Descriptor descriptor{};
@@ -235,15 +195,15 @@ TEST(ranks_ahead_of_others) {
       for (const uint64_t ticket : tickets) CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
     }
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-  });
-  EXPECT_EQ(job.engine().error(), std::string());
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
 // Each communicator of all ranks has a place of its own: two threads of a rank are in different ones, and the daemon
 // sees neither. The number may be used again, whichever rank is first.
 TEST(ranks_meet_on_every_communicator_of_them_all) {
-  Job job(3);
-  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+  Job job({{0, 1, 2}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     for (int use = 0; use < 3; ++use) {
       CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
       CHECK_OK(client->create_comm(2, {0, 1, 2}, 10 * kNsPerS));
@@ -274,15 +234,15 @@ TEST(ranks_meet_on_every_communicator_of_them_all) {
     if (rank < 2) CHECK_OK(client->create_comm(3, {0, 1}, 10 * kNsPerS));
     CHECK(!client->meets(small));
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
-  });
-  EXPECT_EQ(job.engine().error(), std::string());
-  EXPECT(job.engine().counters().ops.load() >= 2 * (20 + 21 + 22) + 1);
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
+  EXPECT(job.engine(0).counters().ops.load() >= 2 * (20 + 21 + 22) + 1);
 }
 
 // A rank that overwrites the arrival counters costs time, not results: the daemon looks by itself.
 TEST(scribbled_arrival_counters_cost_only_time) {
-  Job job(2);
-  job.each([](int rank, ChannelClient* client, StagePool* pool) {
+  Job job({{0, 1}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
     GenerationPage* const page = client->sheet();
     std::vector<float> data(100, 1);
@@ -293,7 +253,7 @@ TEST(scribbled_arrival_counters_cost_only_time) {
       CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
       CHECK_EQ(data[99], 1.0f);
     }
-  });
+  }));
 }
 
 }  // namespace bagua

@@ -74,20 +74,6 @@ TEST(what_was_begun_before_a_destroy_is_finished) {
   expect_no_error(&job, 1);
 }
 
-TEST(a_broadcast_arrives_though_its_root_has_gone) {
-  Job job({{0}, {1}, {2}}, 65536);
-  job.each([](Rank& rank) {
-    create(&rank, 1, {0, 1, 2});
-    fill(&rank, kCount);
-    if (rank.rank() > 0) be_late();
-    if (rank.rank() > 1) be_late();
-    CHECK_OK(rank.run(Kind::kBroadcast, kCount, 0, 1));
-    destroy(&rank, 1);
-    expect(rank.dst(), kCount, 0, 1);
-  });
-  expect_no_error(&job, 3);
-}
-
 // The same at the end of a job: the first host closes its engine.
 TEST(what_was_sent_before_the_job_ends_arrives) {
   Job job({{0}, {1}}, 65536);
@@ -258,18 +244,6 @@ TEST(a_clash_on_one_host_ends_the_job_with_words) {
     has(status, text);
   });
   for (const size_t host : {0, 1}) EXPECT(job.engine(host).error().find(text) != std::string::npos);
-}
-
-TEST(a_clash_between_hosts_ends_the_job_with_words) {
-  for (const bool first : {true, false}) {
-    Job job({{0}, {1}, {2}}, 4096);
-    job.each([first](Rank& rank) {
-      const std::vector<int> small = first ? std::vector<int>{0, 1} : std::vector<int>{1, 2};
-      const std::vector<int> members = rank.rank() == 1 ? small : std::vector<int>{0, 1, 2};
-      create(&rank, kHigh, members);
-      has(rank.run(Kind::kAllReduce, 8, -1, kHigh), "declares other members than rank ");
-    });
-  }
 }
 
 }  // namespace

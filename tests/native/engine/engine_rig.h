@@ -29,25 +29,12 @@ class Rank {
   }
 
   Status start(Kind kind, uint64_t count, int root, uint64_t* ticket, uint32_t comm = 0) {
-    Descriptor d{};
-    d.kind = static_cast<uint8_t>(kind);
-    d.comm = comm;
-    d.count = count;
-    d.root = root;
-    d.src_segment = static_cast<uint32_t>(src_.id);
-    d.dst_segment = static_cast<uint32_t>(dst_.id);
-    return client_->submit(d, ticket);
+    return client_->submit(descriptor(kind, count, root, comm), ticket);
   }
   // An all-reduce that crosses between hosts encoded, with a residual if its number is not 0.
   Status start_encoded(uint64_t count, Codec codec, uint32_t residual, uint64_t* ticket, uint32_t comm = 0,
                        ReduceOp op = ReduceOp::kSum, ResidualSides sides = kInPlace) {
-    Descriptor d{};
-    d.kind = static_cast<uint8_t>(Kind::kAllReduce);
-    d.comm = comm;
-    d.count = count;
-    d.root = -1;
-    d.src_segment = static_cast<uint32_t>(src_.id);
-    d.dst_segment = static_cast<uint32_t>(dst_.id);
+    Descriptor d = descriptor(Kind::kAllReduce, count, -1, comm);
     d.codec = static_cast<uint8_t>(codec);
     d.density = codec == Codec::kTopK ? 1000 : 0;
     d.residual = residual;
@@ -76,6 +63,17 @@ class Rank {
   int rank() const { return rank_; }
 
  private:
+  Descriptor descriptor(Kind kind, uint64_t count, int root, uint32_t comm) const {
+    Descriptor d{};
+    d.kind = static_cast<uint8_t>(kind);
+    d.comm = comm;
+    d.count = count;
+    d.root = root;
+    d.src_segment = static_cast<uint32_t>(src_.id);
+    d.dst_segment = static_cast<uint32_t>(dst_.id);
+    return d;
+  }
+
   const int rank_;
   std::unique_ptr<ChannelClient> client_;
   ChannelClient::Allocation src_, dst_;

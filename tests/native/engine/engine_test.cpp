@@ -77,15 +77,6 @@ TEST(a_large_message_between_two_ranks_of_a_host) {
   });
 }
 
-TEST(every_kind_on_two_hosts) {
-  Job job({{0, 1}, {2}});
-  job.each([](Rank& rank) {
-    for (const uint64_t count : {1, 160, 20'000}) every_kind(&rank, 3, count);
-  });
-  EXPECT_EQ(job.engine(0).error(), std::string());
-  EXPECT_EQ(job.engine(1).error(), std::string());
-}
-
 TEST(every_kind_on_two_hosts_encrypted) {
   Job job({{0, 1}, {2}}, 4096, true, Encryption::kAlways);
   job.each([](Rank& rank) {
@@ -159,12 +150,6 @@ TEST(every_kind_on_four_hosts) {
   EXPECT(told.find("ring order 0 ") == 0 && told.find("slowest link ") != std::string::npos);
   for (size_t host = 1; host < 5; ++host) EXPECT_EQ(job.ring(host), told);
   EXPECT_EQ(job.engine(0).error(), std::string());
-}
-
-TEST(a_ring_that_is_not_measured) {
-  Job job({{0}, {1}, {2}, {3}}, 4096, false);
-  job.each([](Rank& rank) { every_kind(&rank, 4, 20'000); });
-  for (size_t host = 0; host < 4; ++host) EXPECT_EQ(job.ring(host), std::string());
 }
 
 // Hosts that go at any moment of the measurement. Those that stay can work without them.

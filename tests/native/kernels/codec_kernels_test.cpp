@@ -9,23 +9,11 @@ namespace {
 using test::Buffer;
 using test::Buffers;
 using test::compare;
+using test::kEncodings;
 using test::Kind;
+using test::kWays;
 using test::Way;
 
-const Encoding kEncodings[] = {{Codec::kNone, 0}, {Codec::kF16, 0},     {Codec::kBF16, 0},    {Codec::kE4M3, 0},
-                               {Codec::kE5M2, 0}, {Codec::kMinMax8, 0}, {Codec::kInt4, 0},    {Codec::kSign1, 0},
-                               {Codec::kTopK, 1}, {Codec::kTopK, 700},  {Codec::kTopK, 65535}};
-
-const Way kWays[] = {
-    {1, 0, 1, false, true, 0, false, 0},      {1, 0, 1, false, true, 0, false, 4},
-    {1, 0, 1, true, true, 0, false, 8},       {2, 0, 0.5f, false, true, 0, false, 4},
-    {3, 0, 1, true, true, 2, true, 16},       {1, 1, 1, false, true, 1, false, 0},
-    {1, 1, 1.0f / 3, true, true, 1, true, 4}, {0, 1, 1, false, false, 1, false, 32},
-    {0, 1, 1, false, false, 3, false, 4},     {1, 1, 1, false, false, 1, true, 0},
-    {4, 3, 1.0f / 7, true, true, 4, true, 4}, {0, 2, 1, false, false, 1, false, 16},
-    {2, 2, 0.25f, false, false, 2, true, 60}, {0, 0, 1, true, true, 1, false, 0},
-    {16, 0, 1, false, true, 1, false, 0},     {1, 15, 1.0f / 16, true, true, 1, true, 0},
-};
 // The most frequent calls: encoding with a residual, adding messages to a part, decoding.
 const Way kUsualWays[] = {
     {1, 0, 0.5f, true, true, 0, false, 0},

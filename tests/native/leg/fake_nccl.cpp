@@ -1,5 +1,4 @@
-#include "fake_nccl.h"
-
+// An NCCL between processes over Unix sockets, on the streams of the fake CUDA runtime. It counts misuse.
 #include <unistd.h>
 
 #include <atomic>
@@ -369,10 +368,6 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
   }).detach();
   *out = comm;
   return when_done(comm, kInProgress);
-}
-FAKE int ncclCommInitRank(void** out, int ranks, Id id, int rank) {
-  Config config{24, 0xcafebeef, 21400, 1, INT_MIN};
-  return ncclCommInitRankConfig(out, ranks, id, rank, &config);
 }
 // The child is there when the parent is ready again. FAKE_NCCL_NO_SPLIT: "1" fails at once, "late" after a while.
 // Others wait for this member until they abort the parent.

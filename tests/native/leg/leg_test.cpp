@@ -160,16 +160,6 @@ TEST(routes) {
   on_route("hierarchical", kTwoHosts);
 }
 
-TEST(encoded) {
-  const std::vector<std::vector<int>> hosts = {{0}, {1}, {2}};
-  Job job(hosts);
-  job.each([&](Rank& rank) {
-    User user(&rank, hosts, "flat");
-    for (int step = 0; step < 3; ++step) user.all_reduce(5000, 0, Codec::kF16);
-  });
-  no_misuse();
-}
-
 // Each communicator has a thread that submits; another one asks.
 TEST(several_threads) {
   Job job(kOneHost);
@@ -393,31 +383,6 @@ void asked_late(const char* route) {
 TEST(times) {
   asked_late("staged");
   asked_late("flat");
-}
-
-TEST(closed_while_pending) {
-  Job job(kOneHost);
-  job.each([](Rank& rank) {
-    std::vector<float> data(1000, 1.0f);
-    User user(&rank, kOneHost, "flat");
-    user.all_reduce(1000);
-    if (rank.rank() == 0) user.start(Kind::kAllReduce, data.data(), 1000);
-    user.leg().close();
-    user.drain();
-  });
-  no_misuse();
-}
-
-TEST(nccl_that_cannot_be_set_up) {
-  setenv("FAKE_NCCL_NO_INIT", "late", 1);
-  on_route("", kTwoHosts);
-  Job job(kOneHost);
-  job.each([](Rank& rank) {
-    std::unique_ptr<Leg> leg;
-    EXPECT(has(make_leg(&rank, rank.rank(), kOneHost, "flat", &leg), "NCCL: making a communicator failed"));
-  });
-  unsetenv("FAKE_NCCL_NO_INIT");
-  no_misuse();
 }
 
 }  // namespace

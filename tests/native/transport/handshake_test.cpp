@@ -274,13 +274,6 @@ Outcome relayed(const Side& dialer, const Side& acceptor, size_t where, uint8_t 
 
 constexpr size_t kAll = kHello + kAnswer + kProof + kVerdict;
 
-TEST(an_honest_relay_changes_nothing) {
-  const Side side = side_with(Encryption::kAlways);
-  const Outcome outcome = relayed(side, side, kAll, 0);
-  CHECK_OK(outcome.dial.status);
-  CHECK_OK(outcome.accept.status);
-}
-
 // For any changed byte one end notices, and neither gets a connection that the other does not have.
 TEST(no_byte_can_be_changed) {
   for (const Encryption encryption : {Encryption::kNever, Encryption::kAlways}) {

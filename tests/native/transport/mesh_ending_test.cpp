@@ -51,29 +51,27 @@ TEST(last_words_after_a_damaged_stream) {
   for (uint64_t i = 0; i < 4; ++i) peer.mesh.send(1, 1, i, big.data(), big.size(), i);  // more than the sockets take
   peer.mesh.recv(1, 1, 1, in.data(), in.size(), 0);
   damage(&peer, 0);
-  std::vector<Mesh::Completion> done;
-  has(collect_error(&peer.mesh, &done), "stream 0: a frame header is damaged");
+  has(peer.error(), "stream 0: a frame header is damaged");
   peer.mesh.retire();
   EXPECT(peer.mesh.can_tell(1));
   peer.mesh.send_control(1, "the cause");
   peer.send(1, 1, 1, "hello");  // nobody's any more
   peer.write_frame(2, peer.header(2, FrameType::kControl, 0, 0, "heard"), "heard");
-  done.clear();
-  CHECK_OK(collect(&peer.mesh, 1, &done));
-  EXPECT(done[0].event == Event::kControl);
-  EXPECT_EQ(done[0].control, std::string("heard"));
+  peer.done.clear();
+  CHECK_OK(peer.await(1));
+  EXPECT(peer.done[0].event == Event::kControl);
+  EXPECT_EQ(peer.done[0].control, std::string("heard"));
   EXPECT_EQ(in, std::string(5, '\0'));
   EXPECT_EQ(read_control(&peer), std::string("the cause"));
   peer.mesh.shut_down();
   for (const Fd& end : peer.ends) EXPECT(ends(end.get()));
-  has(peer.mesh.poll(in_ms(1000), &done), "stream 0: a frame header is damaged");
+  has(peer.poll(1000), "stream 0: a frame header is damaged");
 }
 
 TEST(last_words_after_a_cut_stream) {
   RawPeer peer(2, true);
   ::shutdown(peer.ends[1].get(), SHUT_RDWR);
-  std::vector<Mesh::Completion> done;
-  has(collect_error(&peer.mesh, &done), "lost host 1");
+  has(peer.error(), "lost host 1");
   peer.mesh.retire();
   peer.mesh.send_control(1, "the cause");
   EXPECT_EQ(read_control(&peer), std::string("the cause"));
@@ -82,12 +80,11 @@ TEST(last_words_after_a_cut_stream) {
 TEST(last_words_to_a_peer_whose_lane_is_damaged) {
   RawPeer peer(1, true);
   damage(&peer, 1);
-  std::vector<Mesh::Completion> done;
-  has(collect_error(&peer.mesh, &done), "stream 1: a frame header is damaged");
+  has(peer.error(), "stream 1: a frame header is damaged");
   peer.mesh.retire();
   peer.mesh.send_control(1, "the cause");  // the other direction is sound
   EXPECT_EQ(read_control(&peer), std::string("the cause"));
-  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  CHECK_OK(peer.poll(20));
   peer.mesh.shut_down();
   EXPECT(ends(peer.ends[0].get()) && ends(peer.ends[1].get()));
 }
@@ -109,11 +106,10 @@ TEST(words_arrive_though_the_connections_end_at_once) {
 TEST(retired_without_a_lane_left) {
   RawPeer peer(1, true);
   peer.ends.clear();
-  std::vector<Mesh::Completion> done;
-  const Status first = collect_error(&peer.mesh, &done);
+  const Status first = peer.error();
   peer.mesh.retire();
   peer.mesh.send_control(1, "nobody is there");
-  EXPECT_EQ(collect_error(&peer.mesh, &done).message(), first.message());
+  EXPECT_EQ(peer.error().message(), first.message());
   EXPECT(!peer.mesh.can_tell(1));
 }
 
@@ -131,12 +127,11 @@ TEST(no_connection_after_the_end) {
 TEST(a_word_that_can_not_come_fails) {
   RawPeer peer(1, true);
   peer.send(0, 1, 1, "next");
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  CHECK_OK(peer.poll(20));
   peer.ends.back().reset();
-  CHECK_OK(peer.mesh.poll(in_ms(400), &done));  // nobody needs it yet
+  CHECK_OK(peer.poll(400));  // nobody needs it yet
   peer.mesh.set_awaited({false, true});
-  has(collect_error(&peer.mesh, &done), "lost host 1");
+  has(peer.error(), "lost host 1");
 }
 
 }  // namespace

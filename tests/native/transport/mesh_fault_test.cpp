@@ -24,46 +24,43 @@ TEST(what_arrived_comes_before_the_loss) {
   for (size_t i = 0; i < 4; ++i) peer.send(i % 2, 1, i, pattern(70'000, static_cast<unsigned>(i)));
   peer.write_frame(2, peer.header(2, FrameType::kControl, 0, 0, "last words"), "last words");
   peer.ends.clear();
-  std::vector<Mesh::Completion> done;
-  const Status status = collect_error(&peer.mesh, &done);
-  EXPECT_EQ(done.size(), 5u);
+  const Status status = peer.error();
+  EXPECT_EQ(peer.done.size(), 5u);
   for (size_t i = 0; i < 4; ++i) EXPECT(in[i] == pattern(70'000, static_cast<unsigned>(i)));
   EXPECT(status.code() == Code::kUnavailable);
   has(status, "lost host 1: it closed the connection");
-  done.clear();
-  has(peer.mesh.poll(in_ms(1000), &done), "lost host 1");  // the error is final
-  EXPECT(done.empty());
+  peer.done.clear();
+  has(peer.poll(1000), "lost host 1");  // the error is final
+  EXPECT(peer.done.empty());
 }
 
 TEST(parked_frames_outlive_their_sender) {
   RawPeer peer(1);
   peer.send(0, 1, 1, "first");
   peer.send(0, 1, 2, "second");
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  CHECK_OK(peer.poll(20));
   peer.ends.clear();
-  CHECK_OK(peer.mesh.poll(in_ms(400), &done));  // nobody waits for anything that can't come
+  CHECK_OK(peer.poll(400));  // nobody waits for anything that can't come
   std::string first(5, '\0');
   std::string second(6, '\0');
   peer.mesh.recv(1, 1, 1, first.data(), 5, 1);
-  CHECK_OK(collect(&peer.mesh, 1, &done));
+  CHECK_OK(peer.await(1));
   peer.mesh.recv(1, 1, 2, second.data(), 6, 2);
-  CHECK_OK(collect(&peer.mesh, 2, &done));
+  CHECK_OK(peer.await(2));
   EXPECT_EQ(first + second, "firstsecond");
-  has(peer.mesh.poll(in_ms(1000), &done), "lost host 1");
+  has(peer.poll(1000), "lost host 1");
 }
 
 TEST(a_receive_that_can_not_come_fails_at_once) {
   RawPeer peer(1);
   peer.send(0, 1, 1, "first");
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(20), &done));
+  CHECK_OK(peer.poll(20));
   peer.ends.clear();
-  CHECK_OK(peer.mesh.poll(in_ms(300), &done));
+  CHECK_OK(peer.poll(300));
   char byte;
   peer.mesh.recv(1, 7, 7, &byte, 1, 0);
   const int64_t start = now_ns();
-  has(collect_error(&peer.mesh, &done), "lost host 1");
+  has(peer.error(), "lost host 1");
   EXPECT(now_ns() - start < 5 * kNsPerS);
 }
 
@@ -76,9 +73,8 @@ TEST(death_in_the_middle_of_a_message) {
   peer.write(0, &header, sizeof header);
   peer.write(0, payload.data(), 40'000);
   peer.ends.clear();
-  std::vector<Mesh::Completion> done;
-  has(collect_error(&peer.mesh, &done), "lost host 1: it closed the connection in the middle of a message");
-  EXPECT(done.empty());
+  has(peer.error(), "lost host 1: it closed the connection in the middle of a message");
+  EXPECT(peer.done.empty());
 }
 
 TEST(reset_of_one_stream) {
@@ -88,8 +84,7 @@ TEST(reset_of_one_stream) {
   const linger now{1, 0};
   ::setsockopt(peer.ends[0].get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
   peer.ends[0].reset();
-  std::vector<Mesh::Completion> done;
-  const Status status = collect_error(&peer.mesh, &done);  // although the other stream lives
+  const Status status = peer.error();  // although the other stream lives
   EXPECT(status.code() == Code::kUnavailable);
   has(status, "lost host 1: the connection broke");
 }
@@ -98,10 +93,9 @@ TEST(loss_while_sending) {
   RawPeer peer(1);
   const std::string payload = pattern(Mesh::kMaxMessage, 1);
   for (uint64_t i = 0; i < 4; ++i) peer.mesh.send(1, 1, i, payload.data(), payload.size(), i);
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
+  CHECK_OK(peer.poll(50));
   peer.ends.clear();  // with unread bytes: a reset
-  has(collect_error(&peer.mesh, &done), "lost host 1");
+  has(peer.error(), "lost host 1");
 }
 
 TEST(foreign_frames_are_dropped_and_counted) {
@@ -118,9 +112,8 @@ TEST(foreign_frames_are_dropped_and_counted) {
   other.header_crc = other.compute_crc();
   peer.write_frame(0, other, "stale");
   peer.send(0, 1, 1, payload);
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(collect(&peer.mesh, 1, &done));
-  EXPECT(done[0].event == Event::kReceived);
+  CHECK_OK(peer.await(1));
+  EXPECT(peer.done[0].event == Event::kReceived);
   EXPECT(in == payload);
   EXPECT_EQ(peer.mesh.counters().frames_dropped, 2u);
 }
@@ -134,8 +127,7 @@ TEST(damaged_payload) {
     const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
     payload[where] ^= 4;
     peer.write_frame(0, header, payload);
-    std::vector<Mesh::Completion> done;
-    const Status status = collect_error(&peer.mesh, &done);
+    const Status status = peer.error();
     EXPECT(status.code() == Code::kCorrupt);
     has(status, "host 1, stream 0: the checksum of a message is wrong");
   }
@@ -149,8 +141,7 @@ Status after_header(const std::function<void(FrameHeader*)>& change, bool sign =
   peer.write_frame(0, header, "hello");
   std::string in(5, '\0');
   peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
-  std::vector<Mesh::Completion> done;
-  return collect_error(&peer.mesh, &done);
+  return peer.error();
 }
 
 TEST(damaged_headers) {
@@ -183,55 +174,7 @@ TEST(random_bytes) {
     RawPeer peer(1);
     const std::string noise = pattern(10'000, seed);
     peer.write(0, noise.data(), noise.size());
-    std::vector<Mesh::Completion> done;
-    EXPECT(collect_error(&peer.mesh, &done).code() == Code::kCorrupt);
-  }
-}
-
-// Copies bytes from one socket to the other until one closes; changes one bit of byte number `flip`.
-void relay(int from, int to, size_t flip) {
-  char buffer[4096];
-  size_t passed = 0;
-  for (;;) {
-    const size_t want = 64;
-    if (!read_exact(from, buffer, want, in_ms(10'000))) return;
-    if (flip >= passed && flip < passed + want) buffer[flip - passed] ^= 1;
-    passed += want;
-    if (!write_exact(to, buffer, want, in_ms(10'000))) return;
-  }
-}
-
-TEST(a_flipped_bit_on_the_wire) {
-  // 10 messages of 64 + 6400 bytes through a relay that damages one of them; those before it arrive whole.
-  for (const size_t flip : {10, 64 + 6400 * 3 + 64 * 3 + 17, 6464 * 9 + 6000}) {
-    Mesh a(test::mesh_options(0, 2, 1));
-    Mesh b(test::mesh_options(1, 2, 1));
-    Fd a_end;
-    Fd relay_in;
-    Fd relay_out;
-    Fd b_end;
-    test::tcp_pair(&a_end, &relay_in);
-    test::tcp_pair(&relay_out, &b_end);
-    a.attach(1, 0, std::move(a_end));
-    b.attach(0, 0, std::move(b_end));
-    test::Threads threads;
-    threads.start([&] { relay(relay_in.get(), relay_out.get(), flip); });
-    const std::string out = pattern(6400, 1);
-    std::vector<std::string> in(10, std::string(out.size(), '\0'));
-    for (uint64_t i = 0; i < 10; ++i) {
-      b.recv(0, 1, i, in[i].data(), out.size(), i);
-      a.send(1, 1, i, out.data(), out.size(), i);
-    }
-    std::vector<Mesh::Completion> sent;
-    CHECK_OK(collect(&a, 10, &sent));
-    std::vector<Mesh::Completion> received;
-    const Status status = collect_error(&b, &received);
-    EXPECT(status.code() == Code::kCorrupt);
-    has(status, "host 0, stream 0: ");
-    EXPECT_EQ(received.size(), flip / 6464);
-    for (size_t i = 0; i < received.size(); ++i) EXPECT(in[i] == out);
-    ::shutdown(relay_in.get(), SHUT_RDWR);
-    ::shutdown(relay_out.get(), SHUT_RDWR);
+    EXPECT(peer.error().code() == Code::kCorrupt);
   }
 }
 
@@ -241,11 +184,10 @@ TEST(the_same_message_twice) {
   peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
   peer.send(0, 1, 1, "hello");
   peer.send(1, 1, 1, "HELLO");
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(collect(&peer.mesh, 1, &done));
+  CHECK_OK(peer.await(1));
   const std::string got = in;
-  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
-  EXPECT_EQ(done.size(), 1u);  // the second waits for a receive of its own and touches nothing
+  CHECK_OK(peer.poll(50));
+  EXPECT_EQ(peer.done.size(), 1u);  // the second waits for a receive of its own and touches nothing
   EXPECT_EQ(in, got);
 }
 
@@ -260,17 +202,6 @@ TEST(a_peer_that_never_connects) {
   const Status status = collect_error(&mesh, &done);
   EXPECT(status.code() == Code::kTimeout);
   has(status, "host 2 has connected 0 of 2 streams in 0.1 s");
-}
-
-TEST(three_hosts_name_the_lost_one) {
-  auto meshes = test::make_meshes(3, 2);
-  char byte;
-  meshes[0]->recv(2, 1, 1, &byte, 1, 0);
-  meshes[1]->recv(0, 1, 1, &byte, 1, 0);
-  meshes[2].reset();
-  std::vector<Mesh::Completion> done;
-  has(collect_error(meshes[0].get(), &done), "lost host 2");
-  has(collect_error(meshes[1].get(), &done), "lost host 2");
 }
 
 }  // namespace

@@ -75,11 +75,30 @@ inline std::vector<std::unique_ptr<Mesh>> make_meshes(int hosts, int streams, bo
   return meshes;
 }
 
+// Polls until `count` completions are there, an error comes or the time has passed (which is an error, too).
+inline Status collect(Mesh* mesh, size_t count, std::vector<Mesh::Completion>* out, int64_t longest_ms = 20'000) {
+  const int64_t deadline = in_ms(longest_ms);
+  while (out->size() < count) {
+    if (Status status = mesh->poll(deadline, out); !status) return status;
+    if (now_ns() >= deadline) {
+      return {Code::kTimeout, "only " + std::to_string(out->size()) + " of " + std::to_string(count) +
+                                  " completions; " + mesh->describe_waits(now_ns())};
+    }
+  }
+  return Status::ok();
+}
+
+// The next error of a mesh, with what completed before it.
+inline Status collect_error(Mesh* mesh, std::vector<Mesh::Completion>* out) {
+  return collect(mesh, 1u << 30, out);
+}
+
 // A mesh (host 0 of 2) whose peer is the test itself, on raw streams.
 struct RawPeer {
   Mesh mesh;
   std::vector<Fd> ends;  // the test's ends; the last is the control lane's, with `lane`
   std::vector<uint64_t> sequences;
+  std::vector<Mesh::Completion> done;
 
   explicit RawPeer(int streams = 1, bool lane = false) : RawPeer(streams, lane, mesh_options(0, 2, streams)) {}
 
@@ -93,6 +112,10 @@ struct RawPeer {
       sequences.push_back(0);
     }
   }
+
+  Status poll(int64_t ms) { return mesh.poll(in_ms(ms), &done); }
+  Status await(size_t count) { return collect(&mesh, count, &done); }
+  Status error() { return collect_error(&mesh, &done); }
 
   FrameHeader header(size_t stream, FrameType type, uint64_t op, uint64_t tag, const std::string& payload) {
     FrameHeader header;
@@ -118,24 +141,6 @@ struct RawPeer {
     write_frame(stream, header(stream, FrameType::kData, op, tag, payload), payload);
   }
 };
-
-// Polls until `count` completions are there, an error comes or the time has passed (which is an error, too).
-inline Status collect(Mesh* mesh, size_t count, std::vector<Mesh::Completion>* out, int64_t longest_ms = 20'000) {
-  const int64_t deadline = in_ms(longest_ms);
-  while (out->size() < count) {
-    if (Status status = mesh->poll(deadline, out); !status) return status;
-    if (now_ns() >= deadline) {
-      return {Code::kTimeout, "only " + std::to_string(out->size()) + " of " + std::to_string(count) +
-                                  " completions; " + mesh->describe_waits(now_ns())};
-    }
-  }
-  return Status::ok();
-}
-
-// The next error of a mesh, with what completed before it.
-inline Status collect_error(Mesh* mesh, std::vector<Mesh::Completion>* out) {
-  return collect(mesh, 1u << 30, out);
-}
 
 inline std::string pattern(size_t n, unsigned seed) {
   std::string bytes(n, '\0');

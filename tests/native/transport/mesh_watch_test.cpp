@@ -45,71 +45,64 @@ bool readable(const Fd& socket) {
 
 TEST(a_ping_is_answered) {
   RawPeer peer(1, true);
-  std::vector<Mesh::Completion> done;
   peer.write_frame(kLane, peer.header(kLane, FrameType::kPing, 0, 0, ""), "");
-  while (!readable(peer.ends[kLane])) CHECK_OK(peer.mesh.poll(in_ms(10), &done));
+  while (!readable(peer.ends[kLane])) CHECK_OK(peer.poll(10));
   const FrameHeader answer = read_header(&peer, kLane);
   EXPECT(answer.type == FrameType::kPong);
   EXPECT_EQ(answer.payload_bytes, 0u);
-  EXPECT(done.empty());
+  EXPECT(peer.done.empty());
 }
 
 TEST(a_ping_with_a_payload_is_no_frame) {
   RawPeer peer(1, true);
   peer.write_frame(kLane, peer.header(kLane, FrameType::kPing, 0, 0, "x"), "x");
-  std::vector<Mesh::Completion> done;
-  EXPECT(collect_error(&peer.mesh, &done).code() == Code::kCorrupt);
+  EXPECT(peer.error().code() == Code::kCorrupt);
 }
 
 TEST(silence_is_asked_about_and_an_answer_ends_it) {
   RawPeer peer(1, true, patient(600'000, 600'000));
-  std::vector<Mesh::Completion> done;
   speak(&peer);
   peer.mesh.set_waiting(true);
-  while (!readable(peer.ends[kLane])) CHECK_OK(peer.mesh.poll(in_ms(10), &done));
+  while (!readable(peer.ends[kLane])) CHECK_OK(peer.poll(10));
   EXPECT(read_header(&peer, kLane).type == FrameType::kPing);
   EXPECT(!readable(peer.ends[kLane]));  // one question, not many
   const int64_t later = now_ns() + 2 * kNsPerS;
   says(peer.mesh.describe_waits(later), "host 1: 0 receives and 0 sends outstanding for 0.0 s, has not answered for ");
   peer.write_frame(kLane, peer.header(kLane, FrameType::kPong, 0, 0, ""), "");
-  CHECK_OK(peer.mesh.poll(in_ms(50), &done));
+  CHECK_OK(peer.poll(50));
   EXPECT_EQ(peer.mesh.describe_waits(later), "");
 }
 
 TEST(a_silent_peer_is_named) {
   RawPeer peer(1, true, patient(150, 600'000));
   speak(&peer);
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(300), &done));  // nobody waits for it
+  CHECK_OK(peer.poll(300));  // nobody waits for it
   EXPECT(!readable(peer.ends[kLane]));
   peer.mesh.set_waiting(true);
-  const Status status = collect_error(&peer.mesh, &done);
+  const Status status = peer.error();
   EXPECT(status.code() == Code::kTimeout);
   says(status.message(), "host 1 has not answered for ");
 }
 
 TEST(a_peer_that_has_not_begun_has_longer) {
   RawPeer peer(1, true, patient(30, 400));
-  std::vector<Mesh::Completion> done;
   peer.mesh.set_waiting(true);
   const int64_t start = now_ns();
-  EXPECT(collect_error(&peer.mesh, &done).code() == Code::kTimeout);
+  EXPECT(peer.error().code() == Code::kTimeout);
   EXPECT(now_ns() - start >= 400 * kNsPerMs);
 }
 
 TEST(a_peer_that_has_not_begun_has_less_once_steps_are_known) {
   RawPeer peer(1, true, patient(600'000, 600'000));
-  std::vector<Mesh::Completion> done;
   peer.mesh.set_first_word_timeout(100 * kNsPerMs);
   peer.mesh.set_waiting(true);
-  says(collect_error(&peer.mesh, &done).message(), "host 1 has not answered for ");
+  says(peer.error().message(), "host 1 has not answered for ");
 }
 
 TEST(a_peer_that_sends_slowly_is_alive) {
   RawPeer peer(1, true, patient(150, 600'000));
   std::string payload(100'000, 'x');
   std::vector<char> target(payload.size());
-  std::vector<Mesh::Completion> done;
   peer.mesh.set_waiting(true);
   peer.mesh.recv(1, 1, 1, target.data(), target.size(), 7);
   const FrameHeader header = peer.header(0, FrameType::kData, 1, 1, payload);
@@ -117,18 +110,17 @@ TEST(a_peer_that_sends_slowly_is_alive) {
   size_t sent = 0;
   for (; sent < 40'000; sent += 1'000) {  // far longer than it may be silent, and too little for an event
     peer.write(0, payload.data() + sent, 1'000);
-    CHECK_OK(peer.mesh.poll(in_ms(25), &done));
+    CHECK_OK(peer.poll(25));
   }
   peer.write(0, payload.data() + sent, payload.size() - sent);
-  CHECK_OK(test::collect(&peer.mesh, 1, &done));
+  CHECK_OK(peer.await(1));
   EXPECT(std::string(target.begin(), target.end()) == payload);
 }
 
 TEST(without_a_lane_nobody_is_asked) {
   RawPeer peer(1, false, patient(30, 30));
   peer.mesh.set_waiting(true);
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(peer.mesh.poll(in_ms(200), &done));
+  CHECK_OK(peer.poll(200));
   EXPECT(!readable(peer.ends[0]));
 }
 

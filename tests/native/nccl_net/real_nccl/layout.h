@@ -105,8 +105,6 @@ constexpr Field<int> channelId{pick(64, 72, 72, 72, 72), kSize};
 constexpr Field<int> nsteps{pick(68, 76, 76, 76, 76), kSize};
 constexpr Field<int> groupSize{pick(84, 112, 112, 112, 112), kSize};
 constexpr Field<int64_t> nbytes{pick(72, 80, 80, 80, 80), kSize};
-constexpr Field<uint64_t> posted{pick(96, 128, 128, 128, 128), kSize};
-constexpr Field<uint64_t> received{pick(104, 136, 136, 136, 136), kSize};
 }  // namespace sub
 
 namespace send {  // struct sendNetResources

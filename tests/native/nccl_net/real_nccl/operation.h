@@ -21,7 +21,6 @@ struct Operation {
   int chunk_steps;
   int slices;
   uint32_t seed;
-  int size = -1;  // of each slice; -1: at random, and the bytes are checked
 };
 
 template <class T>
@@ -43,8 +42,7 @@ inline uint64_t begin_of(const Operation& operation, const Channel& channel) {
 inline std::vector<int> sizes_of(const Operation& operation, int channel) {
   const int full = operation.slice_steps * (kBufferSizes[operation.protocol] / kSteps);
   std::minstd_rand random(operation.seed + static_cast<uint32_t>(channel));
-  std::vector<int> sizes(static_cast<size_t>(operation.slices), operation.size);
-  if (operation.size >= 0) return sizes;
+  std::vector<int> sizes(static_cast<size_t>(operation.slices));
   for (int& size : sizes) {
     const uint32_t kind = random() % 16;
     const uint32_t value = random();
@@ -102,7 +100,7 @@ inline void play_receiver(const Channel& channel, int number, const Operation& o
       }
     } else {
       while (load(end.tail()) <= step) ::sched_yield();
-      if (operation.size < 0) good = filled(data, size, key);
+      good = filled(data, size, key);
     }
     if (!good) wrong->fetch_add(1);
     store(end.head(), step + operation.slice_steps);
@@ -134,7 +132,7 @@ inline void play_sender(const Channel& channel, int number, const Operation& ope
       for (size_t k = 0; k < size / 8; ++k) store(&words[k], ll_word(key, k, flag));
       continue;
     }
-    if (operation.size < 0) fill(data, size, key);
+    fill(data, size, key);
     store(end.fifo_size(step), static_cast<int64_t>(size));
     store(end.tail(), step + operation.slice_steps);
   }

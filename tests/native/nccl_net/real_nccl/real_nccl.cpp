@@ -3,17 +3,14 @@
 //
 //   real_nccl LIBNCCL load                       three times: networks are looked for, taken, given back
 //   real_nccl LIBNCCL traffic                    LL and Simple over two channels
-//   real_nccl LIBNCCL free                       connections are given back while their requests are pending
 //
 // Played: CUDA's memory (memory), what the proxy's service thread hands to setup and connect (world), the two GPUs
 // (operation). The environment chooses the network.
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <string>
 
-#include "nccl_net/real_nccl/memory.h"
 #include "nccl_net/real_nccl/operation.h"
 
 namespace bagua::nccl_net::real {
@@ -42,55 +39,13 @@ int traffic(const Nccl& nccl) {
     std::printf("%s: %d of %d slices wrong\n", ll ? "LL" : "Simple", wrong.load(), kChannels * operation.slices);
     all += wrong;
   }
-  world.disconnect(true);
-  if (overwritten() != 0) fail("memory was written after it was given back");
+  world.disconnect();
   return all;
-}
-
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator folder("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(folder), end(folder)));
-}
-
-// As when a communicator is aborted: proxies stop where they are, and give everything back.
-void free_pending(const Nccl& nccl) {
-  World world(nccl);
-  const size_t descriptors = open_descriptors();
-  constexpr int kRounds = 10;
-  constexpr int kSlices = kSteps / 2;  // as many as the GPU may fill before the first is sent
-  size_t pending = 0;
-  size_t late = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    world.connect();
-    const Operation operation{kSimple, 2, 4, kSlices, static_cast<uint32_t>(round), 1 << 20};
-    for (int i = 0; i < kChannels; ++i) {
-      for (uint64_t step = 0; step < kSteps; step += 2) fill(world.channels[i].sender.slot(kSimple, step), 1 << 20, 1);
-      play_sender(world.channels[i], i, operation);
-    }
-    const Object sends = proxy_args(world.channels, operation, &Channel::sender);
-    const Object receives = proxy_args(world.channels, operation, &Channel::receiver);
-    // Until each channel's first bytes are there: the rest is on its way, or comes while memory is given back.
-    const auto begun = [&](const Channel& each) { return load(each.receiver.slot(kSimple, 0) + 7) != 0; };
-    while (!begun(world.channels[0]) || !begun(world.channels[1])) {
-      must(nccl.transport.send.proxyProgress(world.state(0), sends.get()), "sendProxyProgress");
-      must(nccl.transport.recv.proxyProgress(world.state(1), receives.get()), "recvProxyProgress");
-    }
-    for (int i = 0; i < kChannels; ++i) {
-      pending += (sub::posted(receives.get(), i) - sub::received(receives.get(), i)) / 2;
-    }
-    world.disconnect(round % 2 == 0);
-    late += overwritten();
-  }
-  std::printf("%zu receives were pending; bytes written too late: %zu\n", pending, late);
-  if (pending == 0) fail("nothing was pending");
-  if (late != 0) fail("memory was written after it was given back");
-  for (int i = 0; i < 100 && open_descriptors() != descriptors; ++i) ::usleep(10'000);  // helpers end by themselves
-  if (open_descriptors() != descriptors) fail("descriptors: %zu before, %zu after", descriptors, open_descriptors());
 }
 
 int main(int count, char** arguments) {
   const std::string mode = count > 2 ? arguments[2] : "";
-  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic | free");
+  if (mode.empty()) fail("usage: real_nccl LIBNCCL load | traffic");
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was done is seen
   ::alarm(kLimitS);
   const Nccl nccl(arguments[1]);
@@ -99,8 +54,6 @@ int main(int count, char** arguments) {
     load_networks(nccl);
   } else if (mode == "traffic") {
     wrong = traffic(nccl);
-  } else if (mode == "free") {
-    free_pending(nccl);
   } else {
     fail("no such mode: %s", mode.c_str());
   }

@@ -12,11 +12,32 @@
 
 #include "nccl_net/real_nccl/layout.h"
 #include "nccl_net/real_nccl/library.h"
-#include "nccl_net/real_nccl/memory.h"
 
 namespace bagua::nccl_net::real {
 
 constexpr int kChannels = 2;
+
+// CUDA's memory, played: NCCL calls these in the place of its own functions.
+inline Result get_device(int* device) {
+  *device = 0;
+  return 0;
+}
+
+inline Result host_calloc(char** pointer, size_t size, const char*, int) {
+  const size_t whole = (size + 4095) / 4096 * 4096;
+  *pointer = static_cast<char*>(std::memset(std::aligned_alloc(4096, whole), 0, whole));
+  return 0;
+}
+
+inline Result host_free(void* memory) {
+  std::free(memory);
+  return 0;
+}
+
+inline Result device_free(char* memory) {
+  if (memory != nullptr) fail("device memory is freed, and there is none");
+  return 0;
+}
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -124,8 +145,7 @@ class World {
   explicit World(const Nccl& nccl);
 
   void connect();
-  // The receivers' ends or the senders' first.
-  void disconnect(bool receivers_first);
+  void disconnect();
 
   void* state(int rank) const { return states_[rank].get(); }
 
@@ -213,10 +233,9 @@ inline void World::connect() {
   }
 }
 
-inline void World::disconnect(bool receivers_first) {
-  for (const bool receivers : {receivers_first, !receivers_first}) {
-    for (Channel& each : channels) receivers ? each.receiver.free() : each.sender.free();
-  }
+inline void World::disconnect() {
+  for (Channel& each : channels) each.receiver.free();
+  for (Channel& each : channels) each.sender.free();
   channels.clear();
 }
 
