@@ -2,11 +2,8 @@
 
 import json
 import os
-import signal
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -65,25 +62,3 @@ def free_port():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         return port
-
-
-def run_alone(module, environment, words, limit_s):
-    """The output of ``python -m <module>``. Raises RuntimeError, with the output, if it fails or the limit passes; then
-    nothing of it is left."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise RuntimeError(f"not over after {limit_s:.0f} s\n" + process.communicate()[0][-1200:]) from None
-    if process.returncode:
-        raise RuntimeError(f"exit code {process.returncode}\n" + output[-1200:])
-    return output

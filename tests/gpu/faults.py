@@ -1,16 +1,22 @@
 """Section: a rank is killed in an all-reduce. The others are freed and say why, soon; nothing stays on the card."""
 
+import os
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
 from rig.ranks.engine_hosts import make_ranks
 from rig.ranks.placing import environment
 
-from gpu import machine, training_rank
+import bagua.torch_api as bagua
+from gpu import machine
+from gpu.common import device_of
 from gpu.engine_run import over_bagua_net
 from gpu.findings import section
+from gpu.training_rank import quiet
 
 VICTIM = 1
 SOON_S = 5.0
@@ -34,7 +40,7 @@ def one_case(findings, device, case, limit_s):
     count = 16 << 20 if device == "cuda" else 1 << 20  # takes a while: the kill comes in the middle
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
         started = ranks.start(
-            training_rank.until_killed,
+            until_killed,
             hosts=hosts,
             environment={**environment(device, route), **(over_bagua_net(device) if over_plugin else {})},
             kind=device,
@@ -96,6 +102,32 @@ def work(findings, given):
         share = (given.seconds - (time.monotonic() - begun)) / (len(CASES) - index)
         with findings.guarded(str(case)):
             one_case(findings, given.device, case, max(CASE_S, share))
+
+
+def until_killed(kind, count, victim, after):
+    """All-reduces without end; the victim kills itself after some, in the middle of the next. The others return their
+    error, and how long after the kill it came (by the clock that all processes share)."""
+    quiet()
+    device = device_of(kind)
+    bagua.init_process_group()
+    data = torch.ones(count, device=device)
+    work = lambda: bagua.allreduce_inplace(data, op=bagua.ReduceOp.AVG)  # noqa: E731
+    for _ in range(after):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    if bagua.get_rank() == victim:
+        if device.type == "cuda":
+            work()  # returns while the card is at it
+        print(f"KILLED {time.monotonic()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    except Exception as error:
+        return {"error": str(error), "when": time.monotonic()}
 
 
 if __name__ == "__main__":

@@ -32,9 +32,6 @@ class Findings:
         print(f"{table}: {values}", flush=True)
         self._write()
 
-    def forget(self, table):
-        self._found["tables"].pop(table, None)
-
     def note(self, text):
         """Adds a sentence for readers of the figures."""
         self._found["notes"].append(text)

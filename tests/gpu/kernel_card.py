@@ -37,7 +37,7 @@ class CudaMemory:
     def __init__(self):
         self._cuda = _runtime()
         self._sizes = {}
-        self.here()
+        self._checked("cudaSetDevice", 0)
 
     def _checked(self, name, *arguments):
         code = getattr(self._cuda, name)(*arguments)
@@ -55,14 +55,14 @@ class CudaMemory:
     def put(self, array):
         address = self.empty(array.nbytes)
         self._copy(address, array.ctypes.data, array.nbytes, TO_CARD)
-        self.wait(None)
+        self._checked("cudaStreamSynchronize", None)
         return address
 
     def get(self, address, dtype, count):
         """A copy of what lies there, once all work before is done."""
         array = np.zeros(count, dtype)
         self._copy(array.ctypes.data, address, array.nbytes, FROM_CARD)
-        self.wait(None)
+        self._checked("cudaStreamSynchronize", None)
         return array
 
     def _copy(self, to, source, nbytes, way):
@@ -80,19 +80,6 @@ class CudaMemory:
         for address in self._sizes:
             self._checked("cudaFree", ctypes.c_void_p(address))
         self._sizes.clear()
-
-    def here(self):
-        """The calling thread works on the card, too."""
-        self._checked("cudaSetDevice", 0)
-
-    def stream(self):
-        """A stream that waits for no other."""
-        made = ctypes.c_void_p()
-        self._checked("cudaStreamCreateWithPriority", ctypes.byref(made), 1, 0)
-        return made
-
-    def wait(self, stream):
-        self._checked("cudaStreamSynchronize", stream)
 
 
 class WithKernels:

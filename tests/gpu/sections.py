@@ -21,8 +21,6 @@ class Section:
 KERNELS, RANKS = ("core", "kernels"), ("core", "GPU leg")
 SECTIONS = (
     Section("kernels", "Kernels: float64 references, the CPU's bits, bandwidth", 60, 20, KERNELS),
-    Section("net_pair", "Bagua-Net beside NCCL's own sockets, both ranks in one process", 60, 25, ("Bagua-Net",)),
-    Section("allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
     Section("step", "Step time beside DDP with NCCL", 75, 40, RANKS),
     Section("faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
     Section("regroup", "An elastic job loses a rank in a step", 80, 40, RANKS),
