@@ -21,17 +21,8 @@ def lost(test, route, hang):
     for ticket in tickets:
         test.leg.wait(ticket, test.stream)
     pause()
-    said = ""
-    try:
-        if tickets:
-            test.await_end(tickets[0])
-    except test.device.DeviceError as error:
-        said = str(error)
-    later = ""
-    try:
-        test.submit("allreduce", data, data, data.size)
-    except test.device.DeviceError as error:
-        later = str(error)
+    said = test.words_of(lambda: test.await_end(tickets[0])) if tickets else ""
+    later = test.words_of(lambda: test.submit("allreduce", data, data, data.size))
     test.fakes.drain(test.stream)  # the user's stream is free
     done = all(test.leg.done(ticket) for ticket in tickets)
     test.close()
@@ -45,12 +36,7 @@ def ended_in_a_call(test, route):
     data = np.ones(1000, np.float32)
     said = []
 
-    def call():
-        try:
-            test.submit("allreduce", data, data, data.size)
-        except test.device.DeviceError as error:
-            said.append(str(error))
-
+    call = lambda: said.append(test.words_of(lambda: test.submit("allreduce", data, data, data.size)))  # noqa: E731
     caller = threading.Thread(target=call)
     what = ""
     if test.me != test.world - 1:
@@ -88,10 +74,7 @@ def forked(test, route):
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            test.submit("allreduce", data, data, 1000)
-        except test.device.DeviceError as error:
-            os.write(writable, str(error).encode())
+        os.write(writable, test.words_of(lambda: test.submit("allreduce", data, data, 1000)).encode())
         test.leg.close()
         test.leg = None  # and what the interpreter does at its end
         os._exit(0)

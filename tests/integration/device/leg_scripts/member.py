@@ -31,19 +31,17 @@ class Member:
 
     def submit(self, kind, src, dst, count, stream=None, **more):
         dtype = more.pop("dtype", None) or str((src if src is not None else dst).dtype)
-        op = self.core.OPS[more.pop("op", "SUM")]
-        ticket = self.leg.submit(
+        places = {"src": 0 if src is None else src.ctypes.data, "dst": 0 if dst is None else dst.ctypes.data}
+        return self.leg.submit(
             comm=more.pop("comm", 0),
             kind=self.core.KINDS[kind],
             dtype=self.core.DTYPES[dtype],
-            op=op,
+            op=self.core.OPS[more.pop("op", "SUM")],
             count=count,
-            src=0 if src is None else src.ctypes.data,
-            dst=0 if dst is None else dst.ctypes.data,
             stream=self.stream if stream is None else stream,
+            **places,
             **more,
         )
-        return ticket
 
     def finish(self, *tickets):
         """Waits on the stream, then drains it by means of the fake."""
@@ -58,6 +56,14 @@ class Member:
             time.sleep(0.001)
         if words := self.leg.error():
             raise self.device.DeviceError(words)
+
+    def words_of(self, call):
+        """The words of the leg's error; empty if there is none."""
+        try:
+            call()
+        except self.device.DeviceError as error:
+            return str(error)
+        return ""
 
     def call(self, kind, src, dst, count, **more):
         self.finish(self.submit(kind, src, dst, count, **more))
