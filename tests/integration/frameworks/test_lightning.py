@@ -121,16 +121,8 @@ def plain():
     check_equal()
 
 
-def mixed_precision():
-    check_equal(precision="bf16-mixed")
-
-
-def accumulation():
-    check_equal(accumulate_grad_batches=3)
-
-
-def clipping():
-    check_equal(gradient_clip_val=0.05)
+def options():
+    check_equal(precision="bf16-mixed", accumulate_grad_batches=3, gradient_clip_val=0.05)
 
 
 def manual_optimization():
@@ -272,15 +264,6 @@ def line_that_lightning_bagua_changes():
     assert page_parts.run_page("docs/moving/bagua.md", page_parts.World(names, smaller, then)) == 1
 
 
-def failure_of_all_ranks():
-    """A step that raises on all ranks ends that Trainer; the next one works."""
-    model = make_model()
-    model.training_step = lambda batch, batch_idx: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        fit("bagua", model)
-    check_equal()
-
-
 def in_use(model):
     """(hooks on the model's parameters, bytes of shared memory of both ranks), when both ranks have come here."""
     model.zero_grad()  # gradients are views of shared memory
@@ -380,28 +363,12 @@ def backend_bagua():
     check_same(ours, theirs)
 
 
-SCENARIOS = {
-    scenario.__name__: scenario
-    for scenario in (
-        plain,
-        mixed_precision,
-        accumulation,
-        clipping,
-        manual_optimization,
-        fine_tuning,
-        checkpoints,
-        algorithm_by_name,
-        wrong_arguments,
-        calls_of_a_strategy,
-        parts_of_the_page,
-        line_that_lightning_bagua_changes,
-        failure_of_all_ranks,
-        failures_leave_nothing,
-        failure_of_one_rank,
-        reports,
-        backend_bagua,
-    )
-}
+FUNCTIONS = (
+    plain, options, manual_optimization, fine_tuning, checkpoints, algorithm_by_name, wrong_arguments,
+    calls_of_a_strategy, parts_of_the_page, line_that_lightning_bagua_changes, failures_leave_nothing,
+    failure_of_one_rank, reports, backend_bagua,
+)  # fmt: skip
+SCENARIOS = {scenario.__name__: scenario for scenario in FUNCTIONS}
 
 
 def rank_scenarios(names):
@@ -425,8 +392,7 @@ def outputs(request, tmp_path_factory, run_in_ranks):
     folder = tmp_path_factory.mktemp("ranks")
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     environment["TEST_FOLDER"] = str(folder)
-    found = run_in_ranks(folder, PRELOAD, rank_scenarios, environment=environment, names=names)
-    return found
+    return run_in_ranks(folder, PRELOAD, rank_scenarios, environment=environment, names=names)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

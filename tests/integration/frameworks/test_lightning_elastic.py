@@ -35,9 +35,9 @@ def import_lightning():
     return lightning.pytorch
 
 
-def make_module(pytorch, folder, waits, lost):
-    """Notes each step. ``waits``: a file to be waited for in the step of that number. ``lost``: the member that is
-    killed in it."""
+def make_module(pytorch, folder, waits, lost=()):
+    """Notes each step. ``waits``: a file to be waited for in the step of that number. ``lost``: a step, and the member
+    that is killed in it."""
 
     class Net(pytorch.LightningModule):
         def __init__(self):
@@ -52,7 +52,7 @@ def make_module(pytorch, folder, waits, lost):
             (folder / f"step-{step}").touch()
             if str(step) in waits:
                 await_file(folder / waits[str(step)])
-            if lost.get(str(step)) == current().membership.member:
+            if lost == (step, current().membership.member):
                 os.kill(os.getpid(), signal.SIGKILL)
             loss = self.net(batch[0]).square().mean()
             self.log("loss", loss, sync_dist=True, on_step=True, on_epoch=True)
@@ -95,7 +95,7 @@ def make_counter(pytorch):
     return Counter()
 
 
-def rank_fit(folder, waits, lost, accumulate=1):
+def rank_fit(folder, waits):
     """Fits. ``waits["0"]``: a file that is waited for before."""
     pytorch = import_lightning()
     bagua.init_process_group()
@@ -105,7 +105,7 @@ def rank_fit(folder, waits, lost, accumulate=1):
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(5))
     dataset = TensorDataset(inputs, torch.arange(SAMPLES))
     sampler = bagua.contrib.ElasticSampler(dataset, global_batch=GLOBAL_BATCH)
-    model, counter = make_module(pytorch, Path(folder), waits, lost), make_counter(pytorch)
+    model, counter = make_module(pytorch, Path(folder), waits), make_counter(pytorch)
     best = pytorch.callbacks.ModelCheckpoint(dirpath=Path(folder, "kept"), monitor="val_epoch", save_last=True)
     trainer = pytorch.Trainer(
         accelerator="cpu",
@@ -113,24 +113,12 @@ def rank_fit(folder, waits, lost, accumulate=1):
         strategy="bagua",
         max_epochs=EPOCHS,
         callbacks=[counter, best],
-        accumulate_grad_batches=accumulate,
         **QUIET,
     )
     trainer.fit(model, sampler.loader(), DataLoader(dataset, 10))
     member = current().membership.member
     seen = {"batches": counter.batches, "best": float(best.best_model_score), "validated": model.validated}
     return {"member": member, "newcomer": newcomer, "steps": model.steps, **seen}
-
-
-def fit(tmp_path, ranks, nprocs, waits, lost, **more):
-    ranks.start(rank_fit, nprocs, elastic=True, folder=str(tmp_path), waits=waits, lost=lost, **more)
-    assert ranks.regrouper is not None
-    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
-
-
-def join(tmp_path, ranks, member, step, **more):
-    """A newcomer that begins in that step of the others."""
-    ranks.join(rank_fit, [member], folder=str(tmp_path), waits={"0": f"step-{step}"}, lost={}, **more)
 
 
 def results_of(ranks, codes):
@@ -168,8 +156,10 @@ def check(results):
 def test_a_newcomer_joins_in_the_middle_of_an_epoch(tmp_path):
     """Epoch, step, learning rate, callbacks and samples go on as if it had been there from the beginning."""
     with ranks_with(tmp_path, PRELOAD) as ranks:
-        fit(tmp_path, ranks, 2, {"14": "planned-2"}, {})
-        join(tmp_path, ranks, 2, 14)
+        ranks.start(rank_fit, 2, elastic=True, folder=str(tmp_path), waits={"14": "planned-2"})
+        assert ranks.regrouper is not None
+        ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+        ranks.join(rank_fit, [2], folder=str(tmp_path), waits={"0": "step-14"})
         results = results_of(ranks, {})
     members = check(results)
     assert [members[step] for step in (14, 15, 30)] == [[0, 1], [0, 1, 2], [0, 1, 2]]
@@ -182,7 +172,7 @@ def rank_with_batch_size():
     pytorch = import_lightning()
     bagua.init_process_group()
     sampler = bagua.contrib.ElasticSampler(TensorDataset(torch.ones(60, 8), torch.arange(60)), 3)
-    model = make_module(pytorch, Path("/nowhere"), {}, {})
+    model = make_module(pytorch, Path("/nowhere"), {})
     trainer = pytorch.Trainer(accelerator="cpu", strategy="bagua", enable_checkpointing=False, **QUIET)
     with pytest.raises(ConfigError, match="give the sampler a global_batch"):
         trainer.fit(model, sampler.loader())
@@ -193,7 +183,7 @@ def rank_lost(folder):
     """Rank 2 is killed in its third step; the others finish the epoch, and stay alike."""
     pytorch = import_lightning()
     bagua.init_process_group()
-    model = make_module(pytorch, Path(folder), {}, {"3": 2})
+    model = make_module(pytorch, Path(folder), {}, (3, 2))
     trainer = pytorch.Trainer(
         accelerator="cpu", devices=3, strategy="bagua", max_epochs=1, enable_checkpointing=False, **QUIET
     )
@@ -215,18 +205,3 @@ def test_epochs_that_would_get_longer_are_refused(tmp_path):
     with ranks_with(tmp_path, PRELOAD) as ranks:
         assert ranks.start(rank_with_batch_size, 1, elastic=True)
         assert results_of(ranks, {}) == ["refused"]
-
-
-@pytest.mark.full
-def test_one_is_lost_and_another_one_joins(tmp_path):
-    """Samples of the lost rank are given out again; batches are accumulated."""
-    with ranks_with(tmp_path, PRELOAD) as ranks:
-        fit(tmp_path, ranks, 3, {"8": "planned-3"}, {"3": 2}, accumulate=2)
-        join(tmp_path, ranks, 3, 5, accumulate=2)
-        results = results_of(ranks, {2: -9})
-    assert {tuple(steps[-2]) for steps in results[0]["steps"]} == {(0, 1, 2), (0, 1), (0, 1, 3)}
-    for result in results:
-        assert torch.equal(result["steps"][-1][-1], results[0]["steps"][-1][-1])
-        assert result["batches"] == EPOCHS * STEPS
-    used = [sample for result in results for steps in result["steps"] for sample in steps[4]]
-    assert max(used.count(sample) for sample in set(used)) <= EPOCHS
