@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from bagua.csrc import load
 from bagua.csrc.wire_version import WIRE_VERSION
 
-PLAIN_ON_LOOPBACK, PLAIN_BY_CHOICE, ENCRYPTED = 1, 2, 3
-ACCEPTED = 1
+ENCRYPTED, ACCEPTED = 3, 1
 PING, PONG = 3, 4
 HEADER = struct.Struct("<IHBBQIIQQQI8xI")
 MAGIC = 0x46554742
@@ -69,9 +68,9 @@ class Dialled:
     out: Direction
     into: Direction
 
-    def send(self, kind: int, sequence: int, generation: int = 1) -> bytes:
+    def send(self, kind: int, sequence: int) -> bytes:
         """A frame without a payload; what was written."""
-        header = HEADER.pack(MAGIC, HEADER.size, kind, 0, generation, 0, 0, 0, 0, sequence, 0, 0)
+        header = HEADER.pack(MAGIC, HEADER.size, kind, 0, 1, 0, 0, 0, 0, sequence, 0, 0)
         record = self.out.seal(header)
         self.socket.sendall(record)
         return record
@@ -80,28 +79,15 @@ class Dialled:
         return HEADER.unpack(self.into.open(read(self.socket, HEADER.size + TAG)))
 
 
-def dial(
-    address: str, key: bytes, job: str, members: list[int], stream: int, protection: int = ENCRYPTED, aes: bool = True
-) -> Dialled:
+def dial(address: str, key: bytes, job: str, members: list[int], stream: int, aes: bool = True) -> Dialled:
     """Host 0 calls host 1 for the world."""
     host, port = address.rsplit(":", 1)
     connection = socket.create_connection((host, int(port)), timeout=30)
     private = X25519PrivateKey.generate()
     instance = load().crc32c("".join(f"{member}," for member in members).encode()) << 32  # their first communicator
-    hello = struct.pack(
-        "<II32sQIIIIQII",
-        0x48554742,
-        WIRE_VERSION,
-        hashlib.sha256(job.encode()).digest(),
-        1,
-        0,
-        0,
-        1,
-        stream,
-        instance,
-        protection,
-        aes,
-    )
+    job_hash = hashlib.sha256(job.encode()).digest()
+    hello = struct.pack("<II32sQIIII", 0x48554742, WIRE_VERSION, job_hash, 1, 0, 0, 1, stream)
+    hello += struct.pack("<QII", instance, ENCRYPTED, aes)
     hello += os.urandom(32) + private.public_key().public_bytes_raw()
     connection.sendall(hello)
     answer, mac = read(connection, 72), read(connection, 32)
@@ -114,7 +100,7 @@ def dial(
     verdict, mac = read(connection, 4), read(connection, 32)
     assert mac == sign(b"bagua-verdict", verdict)
     theirs, fast = struct.unpack_from("<II", answer, 64)
-    shared = private.exchange(X25519PublicKey.from_public_bytes(answer[32:64])) if theirs == ENCRYPTED else bytes(32)
+    shared = private.exchange(X25519PublicKey.from_public_bytes(answer[32:64]))
     root = hmac.digest(key, shared, "sha256")  # HKDF-Extract
     talk = hashlib.sha256(hello + answer).digest()
     directions = [

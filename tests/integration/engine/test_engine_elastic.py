@@ -6,43 +6,6 @@ import time
 import pytest
 
 COUNT = 1 << 20  # float32: the whole segment of a worker
-LATE = "all-reduce #1 of world (bucket 1): ranks 0, 2, 3 have been waiting for rank 1 for "
-
-
-def expect_views(world, generation, members):
-    """All of them have entered, and had a right result."""
-    for rank, member in enumerate(members):
-        assert world.line(member)["view"] == {
-            "generation": generation,
-            "rank": rank,
-            "hosts": [list(range(len(members)))],
-            "members": members,
-            "elastic": True,
-            "newcomer": False,
-        }
-
-
-@pytest.mark.parametrize("idle", [False, True], ids=["at work", "others wait for it"])
-def test_losses_until_one_is_left(make_world, wait_for, idle):
-    world = make_world([[0, 1, 2, 3]], elastic=True)
-    world.start("through", count=COUNT, idle=idle)
-    members = [0, 1, 2, 3]
-    expect_views(world, 1, members)
-    for generation, gone in enumerate([1, 3, 0], start=2):
-        rank = members.index(gone)
-        if idle and gone == 1:
-            wait_for(lambda: LATE in world.engines[0].waiting(0.0))
-        world.kill(gone)
-        members.remove(gone)
-        for member in members:
-            name = f"rank {rank}" if rank == gone else f"rank {rank} (member {gone})"
-            assert world.line(member)["regrouped"].startswith(f"{name} (pid {world.ranks[gone].pid}) went away")
-        events = [event for event in world.engines[0].events() if event["kind"] in ("suspended", "error")]
-        assert [(event["kind"], event["rank"], event.get("host")) for event in events] == [("suspended", gone, -1)]
-        assert world.engines[0].error() == ""
-        ranks = list(range(len(members)))
-        world.engines[0].regroup(generation=generation, host_index=0, hosts=[ranks], members=members, tokens={})
-        expect_views(world, generation, members)
 
 
 @pytest.mark.parametrize("encryption", ["always", "never"])

@@ -152,40 +152,18 @@ def test_second_hello_and_wrong_token_are_refused(members):
     assert world.engines[0].stats()["bad_connections"] == 2
 
 
-def talk(path, *messages):
+def hello(world, version):
+    """A stranger who says it is rank 0, with its token."""
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.connect(path)
-    for message in messages:
-        stranger.send(message)
+    stranger.connect(world.sockets[0])
+    words = b"".join(word.to_bytes(4, "little") for word in (1, version, 0))
+    stranger.send(b"BUGA" + words + bytes(16) + world.tokens[0])
     return stranger
 
 
-def test_garbage_on_the_socket(make_world, wait_for):
-    world = make_world(ONE_HOST)
-    path, engine = world.sockets[0], world.engines[0]
-    assert os.stat(path).st_mode & 0o777 == 0o600
-    hello = b"BUGA" + (1).to_bytes(4, "little") + bytes(56)
-    held = [
-        talk(path, secrets.token_bytes(64)),
-        talk(path, b"x"),
-        talk(path, secrets.token_bytes(60_000)),
-        talk(path, hello[:40]),
-        talk(path, b"BUGA" + (2).to_bytes(4, "little") + bytes(56)),  # asks for memory without a hello
-        talk(path, hello),  # version 0
-        *[talk(path) for _ in range(150)],  # says nothing; the oldest make room
-    ]
-    wait_for(lambda: engine.stats()["bad_connections"] >= 6)
-    assert world.run("call", calls=[[BARRIER]] * 2) == {0: {}, 1: {}}
-    for stranger in held:
-        stranger.close()
-    assert engine.error() == ""
-
-
 def test_a_joined_rank_that_says_nonsense_is_lost(make_world, wait_for):
-    """A rank that joined and then says nonsense loses its connection; the engine says which rank it was."""
     world = make_world(ONE_HOST)
-    hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, WIRE_VERSION, 0)) + bytes(16)
-    with talk(world.sockets[0], hello + world.tokens[0]) as stranger:
+    with hello(world, WIRE_VERSION) as stranger:
         assert stranger.recv(4096)
         stranger.send(b"BUGA" + secrets.token_bytes(200))
         wait_for(lambda: "rank 0 (pid" in world.engines[0].error())
@@ -193,8 +171,7 @@ def test_a_joined_rank_that_says_nonsense_is_lost(make_world, wait_for):
 
 def test_a_process_of_another_release_is_told(make_world):
     world = make_world(ONE_HOST)
-    hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, WIRE_VERSION + 1, 0)) + bytes(16)
-    with talk(world.sockets[0], hello + world.tokens[0]) as stranger:
+    with hello(world, WIRE_VERSION + 1) as stranger:
         told = f"daemon speaks wire version {WIRE_VERSION}, this one wire version {WIRE_VERSION + 1}: install"
         assert told.encode() in stranger.recv(4096)
     assert world.engines[0].error() == ""

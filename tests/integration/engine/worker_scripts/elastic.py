@@ -5,12 +5,9 @@ import time
 from worker_scripts.rank import core, say
 
 
-def through(rank, count, idle=False, rest_s=0.0):
-    """All-reduces without end. Says each view that it enters, after the first result there, and each end.
-
-    ``idle``: member 1 waits before the second operation of each generation, so that all others wait for it. ``rest_s``:
-    after each operation.
-    """
+def through(rank, count, rest_s=0.0):
+    """All-reduces without end, with a rest after each. Says each view that it enters, after the first result there, and
+    each end."""
     member = rank.rank
     rank.view(rank.src, count)[:] = member + 1
     result = rank.view(rank.dst, count)
@@ -25,8 +22,6 @@ def through(rank, count, idle=False, rest_s=0.0):
             rank.run("allreduce", count=count)
             check()
             say(view=view)
-            if idle and member == 1:
-                time.sleep(1000)
             while True:
                 rank.run("allreduce", count=count, label="bucket 1")
                 check()
