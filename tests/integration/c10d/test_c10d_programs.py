@@ -63,9 +63,3 @@ def test_programs(outputs, name):
 def test_two_dimensions(tmp_path, make_ranks):
     """Four ranks: the loop like torchtitan's is sharded one way and tensor parallel the other way."""
     check_passed(run(tmp_path, make_ranks, 4, ["like torchtitan"]), "like torchtitan")
-
-
-@pytest.mark.full
-def test_compiled(tmp_path, make_ranks):
-    """torch.compile of a DDP model."""
-    check_passed(run(tmp_path, make_ranks, 2, ["torch.compile of DDP"]), "torch.compile of DDP")

@@ -6,22 +6,16 @@ Ranks import them. Tests need their names alone: FSDP takes three seconds of a c
 import torch
 
 NAMES = (
-    "DDP",
-    "DDP with a static graph",
     "DDP with unused parameters",
-    "DDP with no_sync",
-    "DDP in mixed precision",
     "DDP with buffers",
     "DDP with standard hooks",
     "DDP with PowerSGD's hook",
     "DDP with post-local SGD's hook",
-    "DDP with join",
     "ZeroRedundancyOptimizer",
     "ZeroRedundancyOptimizer with join",
     "collectives with gradients",
     "FSDP2",
     "FSDP1",
-    "FSDP1 in mixed precision",
     "DTensor",
     "tensor parallel",
     "like torchtitan",
@@ -30,8 +24,6 @@ NAMES = (
     "collectives of objects",
 )
 """In the order in which ranks run them."""
-ALONE = ("torch.compile of DDP",)
-"""Those that take longer, or want more ranks."""
 LACKS = "this torch has no public fully_shard, or none for CPU tensors"
 ABSENT = (
     {}
@@ -47,7 +39,7 @@ def programs():
 
     from . import checkpoints, ddp, sharded
 
-    found = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS, **ddp.SLOW}
-    assert tuple(found) == (*NAMES, *ALONE)
+    found = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}
+    assert tuple(found) == NAMES
     assert (fully_shard is None) == bool(ABSENT)
     return found

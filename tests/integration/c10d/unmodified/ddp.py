@@ -1,7 +1,5 @@
 """DistributedDataParallel, its options, hooks and join, and ZeroRedundancyOptimizer."""
 
-import contextlib
-
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -20,14 +18,8 @@ def wrapped(model=None, **options):
     return DistributedDataParallel(model or network(), bucket_cap_mb=MIB_OF_SMALL_BUCKETS, **options)
 
 
-def plain(_):
-    model = wrapped()
-    return {"losses": train(model), "parameters": parameters(model)}
-
-
-def static_graph(_):
-    model = wrapped(static_graph=True, gradient_as_bucket_view=True)
-    return {"losses": train(model), "parameters": parameters(model)}
+def trained(model, **options):
+    return {"losses": train(model, **options), "parameters": parameters(model)}
 
 
 class Branches(nn.Module):
@@ -38,8 +30,7 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList([network(), network()])
 
     def forward(self, inputs, branch):
-        found = self.branches[branch](inputs)
-        return found
+        return self.branches[branch](inputs)
 
 
 def find_unused_parameters(_):
@@ -49,58 +40,28 @@ def find_unused_parameters(_):
         inputs, targets = batch(step)
         return nn.functional.mse_loss(module(inputs, step * dist.get_rank() % 2), targets)
 
-    return {"losses": train(model, forward=forward), "parameters": parameters(model)}
-
-
-def no_sync(_):
-    model = wrapped()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        for part in range(3):
-            with model.no_sync() if part < 2 else contextlib.nullcontext():
-                loss = mean_square(model, 3 * step + part)
-                loss.backward()
-                losses.append(loss.item())
-        optimizer.step()
-    return {"losses": losses, "parameters": parameters(model)}
-
-
-def mixed_precision(_):
-    """autocast in bfloat16 over parameters in float32. Two ranks add in one order: the same bits."""
-    model = wrapped(network(dtype=torch.float32))
-
-    def forward(module, step):
-        inputs, targets = batch(step, dtype=torch.float32)
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = module(inputs)
-        return nn.functional.mse_loss(outputs.float(), targets)
-
-    return {"losses": train(model, forward=forward), "parameters": parameters(model)}
+    return trained(model, forward=forward)
 
 
 def buffers(_):
     """BatchNorm: buffers become rank 0's before each forward pass."""
     model = wrapped(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).double())
-    losses = train(model)
-    return {"losses": losses, "parameters": parameters(model), "buffers": list(model.buffers())}
+    return {**trained(model), "buffers": list(model.buffers())}
 
 
 def standard_hooks(_):
+    """In float32 two ranks add in one order: the same bits."""
     found = {}
+
+    def forward(module, step):
+        inputs, targets = batch(step, dtype=torch.float32)
+        return nn.functional.mse_loss(module(inputs), targets)
 
     for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
         torch.manual_seed(5)
         model = wrapped(network(dtype=torch.float32))
         model.register_comm_hook(None, hook)
-
-        def forward(module, step):
-            inputs, targets = batch(step, dtype=torch.float32)
-            return nn.functional.mse_loss(module(inputs), targets)
-
-        losses = train(model, forward=forward)
-        found[hook.__name__] = {"losses": losses, "parameters": parameters(model)}
+        found[hook.__name__] = trained(model, forward=forward)
     return found
 
 
@@ -109,7 +70,7 @@ def power_sgd_hook(_):
     model = DistributedDataParallel(network(width=48))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return {"losses": train(model, steps=6), "parameters": parameters(model)}
+    return trained(model, steps=6)
 
 
 def post_local_sgd_hook(_):
@@ -118,34 +79,19 @@ def post_local_sgd_hook(_):
     model = wrapped()
     state = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=2)
     model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    return {"losses": train(model), "parameters": parameters(model)}
-
-
-def join(_):
-    """Rank r has 2 + 2 r batches."""
-    model = wrapped()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    with model.join():
-        for step in range(2 + 2 * dist.get_rank()):
-            optimizer.zero_grad()
-            loss = mean_square(model, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return {"losses": losses, "parameters": parameters(model)}
+    return trained(model)
 
 
 def zero_redundancy_optimizer(_):
     model = wrapped()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
-    losses = train(model, optimizer=optimizer)
+    found = trained(model, optimizer=optimizer)
     optimizer.consolidate_state_dict(0)
-    state = optimizer.state_dict()["state"] if dist.get_rank() == 0 else {}
-    return {"losses": losses, "parameters": parameters(model), "state": state}
+    return {**found, "state": optimizer.state_dict()["state"] if dist.get_rank() == 0 else {}}
 
 
 def zero_redundancy_join(_):
+    """Rank r has 2 + r batches."""
     model = wrapped()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
     losses = []
@@ -170,26 +116,13 @@ def differentiable(_):
     return {"gradient": mine.grad, "total": total.detach()}
 
 
-def compiled(_):
-    model = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = train(torch.compile(model), optimizer=optimizer)
-    return {"losses": losses, "parameters": parameters(model)}
-
-
 PROGRAMS = {
-    "DDP": plain,
-    "DDP with a static graph": static_graph,
     "DDP with unused parameters": find_unused_parameters,
-    "DDP with no_sync": no_sync,
-    "DDP in mixed precision": mixed_precision,
     "DDP with buffers": buffers,
     "DDP with standard hooks": standard_hooks,
     "DDP with PowerSGD's hook": power_sgd_hook,
     "DDP with post-local SGD's hook": post_local_sgd_hook,
-    "DDP with join": join,
     "ZeroRedundancyOptimizer": zero_redundancy_optimizer,
     "ZeroRedundancyOptimizer with join": zero_redundancy_join,
     "collectives with gradients": differentiable,
 }
-SLOW = {"torch.compile of DDP": compiled}

@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .support import batch, network, parameters, train
+from .support import network, parameters, train
 
 
 def fsdp2(_):
@@ -37,24 +37,6 @@ def fsdp1(_):
         with FullyShardedDataParallel.summon_full_params(model):
             found[strategy.name] = {"losses": losses, "parameters": parameters(model)}
     return found
-
-
-def fsdp1_mixed(_):
-    """Parameters travel in bfloat16, gradients in float32. Two ranks add in one order: the same bits."""
-    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = FullyShardedDataParallel(
-        network(dtype=torch.float32),
-        device_id=torch.device("cpu"),
-        mixed_precision=precision,
-        cpu_offload=CPUOffload(False),
-        use_orig_params=True,
-    )
-
-    def forward(module, step):
-        inputs, targets = batch(step, dtype=torch.float32)
-        return nn.functional.mse_loss(module(inputs).float(), targets)
-
-    return {"losses": train(model, forward=forward)}
 
 
 def dtensor(_):
@@ -88,44 +70,7 @@ def tensor_parallel(_):
     return {"losses": train(model, forward=forward), "parameters": parameters(model)}
 
 
-# As torchtitan does it: a transformer, tensor and sequence parallel inside, sharded outside, clipping, a schedule, and
-# checkpoints from which it goes on
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward network, [batch, time, width] -> the same."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.attention_norm, self.norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
-        self.out = nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x):
-        normal = self.attention_norm(x)
-        size = normal.shape[0], normal.shape[1], -1, x.shape[-1] // self.heads
-        q, k, v = (one(normal).view(size).transpose(1, 2) for one in (self.q, self.k, self.v))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
-
-
-class Transformer(nn.Module):
-    def __init__(self, words=32, width=16, layers=2, heads=4):
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.RMSNorm(width)
-        self.output = nn.Linear(width, words, bias=False)
-
-    def forward(self, tokens):
-        x = self.words(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.output(self.norm(x))
-        return logits
+# As torchtitan does it: tensor parallel inside, sharded outside, clipping, a schedule, checkpoints that it goes on from
 
 
 def titan_model():
@@ -134,18 +79,10 @@ def titan_model():
     tensor = 2 if size % 4 == 0 else 1
     mesh = init_device_mesh("cpu", (size // tensor, tensor), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(3)
-    model = Transformer().double()
+    model = network()
     if tensor > 1:
-        for layer in model.layers:
-            parallelize_module(
-                layer,
-                mesh["tp"],
-                {
-                    **{name: ColwiseParallel() for name in ("q", "k", "v", "up")},
-                    **{name: RowwiseParallel() for name in ("out", "down")},
-                },
-            )
-    for layer in model.layers:
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for layer in (model[0], model[2], model[4]):
         fully_shard(layer, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
@@ -170,10 +107,9 @@ def titan_steps(model, optimizer, schedule, share, steps):
     losses = []
     for step in steps:
         generator = torch.Generator().manual_seed(100 * step + share)
-        tokens = torch.randint(0, 32, (4, 9), generator=generator)
+        inputs = torch.randn(6, 8, generator=generator, dtype=torch.float64)
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = nn.functional.mse_loss(model(inputs), inputs[:, :4].sin())
         loss.backward()
         norm = clip(model, 0.5)
         optimizer.step()
@@ -201,7 +137,6 @@ def titan(folder):
 PROGRAMS = {
     "FSDP2": fsdp2,
     "FSDP1": fsdp1,
-    "FSDP1 in mixed precision": fsdp1_mixed,
     "DTensor": dtensor,
     "tensor parallel": tensor_parallel,
     "like torchtitan": titan,
