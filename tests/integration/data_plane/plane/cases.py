@@ -1,4 +1,4 @@
-"""Which operations to run: a sample that covers every pair of dtype and op, or all of them."""
+"""Which operations to run: a sample that covers every pair of dtype and op, and very long vectors."""
 
 import random
 from typing import Any
@@ -44,7 +44,7 @@ def case(kind, dtype, op, count, n, draw, seed):
     }
 
 
-def sampled(n, hosts, chunk_bytes, seed, extra=60, limit=1 << 20):
+def sampled(n, hosts, chunk_bytes, seed, extra, limit=1 << 20):
     """Every pair of dtype and op at two sizes, every kind at a few, and ``extra`` more: a different choice for each
     ``seed``, always the same for one. Large sides stay below ``limit`` bytes."""
     draw = random.Random(f"{n}/{hosts}/{chunk_bytes}/{seed}")
@@ -69,23 +69,6 @@ def sampled(n, hosts, chunk_bytes, seed, extra=60, limit=1 << 20):
         for number, (kind, dtype, op) in enumerate(wanted)
     ]
     return [one for one in made if n > 1 or one["kind"] != "ring"]
-
-
-def full(n, hosts, chunk_bytes):
-    """Every dtype, op and size of ``counts``; every kind; then up to 16 MiB."""
-    draw = random.Random(f"full {n}/{hosts}")
-    number = 0
-    for dtype in DTYPES:
-        sizes = counts(SIZE[dtype], chunk_bytes, hosts)
-        large = [(1 << 20) // SIZE[dtype] + 1, (4 << 20) // SIZE[dtype] - 1, (16 << 20) // SIZE[dtype] + 13]
-        for op in OPS[dtype]:
-            for count in [*sizes, *draw.sample(large, 1)]:
-                yield case("allreduce", dtype, op, count, n, draw, number := number + 1)
-            for kind in ("reduce", "reduce_scatter"):
-                yield case(kind, dtype, op, draw.choice(sizes), n, draw, number := number + 1)
-        for kind in MOVING if n > 1 else MOVING[:-1]:
-            for count in [*draw.sample(sizes, 5), sizes[-1]]:
-                yield case(kind, dtype, "SUM", count, n, draw, number := number + 1)
 
 
 def large(n):

@@ -60,20 +60,15 @@ class Rank:
 
     # ---- operations
 
-    def submit(self, kind, dtype="float32", *, op="SUM", comm=0, **more):
+    def submit(self, kind, dtype="float32", *, op="SUM", **more):
         if "codec" in more:
             more["codec"] = self.core.CODECS[more["codec"]]
-        ticket = self.native.submit(
-            comm=comm, kind=self.core.KINDS[kind], dtype=self.core.DTYPES[dtype], op=self.core.OPS[op], **more
+        return self.native.submit(
+            comm=0, kind=self.core.KINDS[kind], dtype=self.core.DTYPES[dtype], op=self.core.OPS[op], **more
         )
-        return ticket
 
     def wait(self, ticket):
         assert self.native.wait(ticket, DEADLINE_S) is not None, f"an operation took more than {DEADLINE_S} s"
-
-    def do_barrier(self):
-        self.wait(self.submit("barrier", count=0))
-        return {}
 
     def do_cases(self, cases, check=True):
         """Runs the cases in order: what is wrong, the digest of every result, the largest share of a bound used."""
@@ -86,18 +81,6 @@ class Rank:
             digests.append(digest)
             share = max(share, used)
         return {"wrong": wrong[:5], "digests": digests, "share": share}
-
-    def do_feedback(self, case, rounds):
-        """The same case again and again: how far the mean of all results is from what is right, as a share of it (root
-        mean squares)."""
-        operation = Operation(self, case)
-        mean = np.zeros(case["count"])
-        for _ in range(rounds):
-            operation.run(check=False)
-            mean += self.view(operation.target, "float32", case["count"], operation.dst_at) / rounds
-        parts = [reference.window(0, case["count"], r, case["seed"], operation.values) for r in operation.members]
-        want, _ = reference.reduced(parts, case["op"], "float32")
-        return {"error": float(np.sqrt(np.mean((mean - want) ** 2) / np.mean(want**2)))}
 
     # ---- load until a line ends it
 
@@ -153,22 +136,6 @@ class Rank:
             pass
         return bool(flag[0])
 
-    # ---- for tests of faults
-
-    def do_call(self, calls):
-        """[kind, dtype, keyword arguments] of ``submit`` one after the other, each waited for."""
-        for kind, dtype, more in calls:
-            self.wait(self.submit(kind, dtype, **more))
-        return {}
-
-    def do_knock(self, socket, token, rank):
-        """Tries to join another engine; what it says."""
-        try:
-            self.core.Rank(data_socket=socket, token=bytes.fromhex(token), rank=rank, timeout_s=10.0)
-        except self.core.CoreError as error:
-            return {"refused": str(error)}
-        return {"refused": ""}
-
     def do_leave(self):
         self.do_free()
         self.native.close()
@@ -181,8 +148,7 @@ class Operation:
     def __init__(self, rank, case):
         self.rank, self.case = rank, case
         self.kind, self.dtype, self.op = case["kind"], case["dtype"], case["op"]
-        self.members = list(range(rank.world))
-        self.n, self.me = len(self.members), self.members.index(rank.rank)
+        self.n, self.me = rank.world, rank.rank
         self.count, self.seed, self.root = case["count"], case["seed"], case["root"]
         self.values = reference.table(self.dtype, self.op, case["special"])
         at_root = self.root in (-1, self.me)
@@ -237,7 +203,7 @@ class Operation:
                 rank.submit("recv", self.dtype, dst=dst, root=(self.me - 1) % self.n, **common),
             ]
         else:
-            coded = {key: self.case[key] for key in ("codec", "density", "residual", "exact") if key in self.case}
+            coded = {key: self.case[key] for key in ("codec", "density", "exact") if key in self.case}
             tickets = [
                 rank.submit(self.kind, self.dtype, op=self.op, root=self.root, src=src, dst=dst, **common, **coded)
             ]
@@ -275,10 +241,9 @@ class Operation:
             return self.expect_coded(begin, end)
         if self.kind in REDUCING:
             shift = self.me * self.count if self.kind == "reduce_scatter" else 0
-            parts = [reference.window(begin + shift, end - begin, r, self.seed, self.values) for r in self.members]
+            parts = [reference.window(begin + shift, end - begin, r, self.seed, self.values) for r in range(self.n)]
             want, magnitude = reference.reduced(parts, self.op, self.dtype)
-            hosts = sum(bool(set(host) & set(self.members)) for host in self.rank.hosts)
-            return want, reference.bound(self.dtype, self.op, self.n, hosts, want, magnitude)
+            return want, reference.bound(self.dtype, self.op, self.n, len(self.rank.hosts), want, magnitude)
         bits = np.empty(end - begin, STORED[self.dtype])
         for at, length, rank, first in self.moved():
             low, high = max(at, begin), min(at + length, end)
@@ -289,7 +254,7 @@ class Operation:
     def expect_coded(self, begin, end):
         """The same for what crosses between hosts encoded; its last ``exact`` elements cross as they are."""
         low, high = max(0, begin - codecs.WIDEST), min(self.count, end + codecs.WIDEST)
-        parts = [reference.window(low, high - low, r, self.seed, self.values) for r in self.members]
+        parts = [reference.window(low, high - low, r, self.seed, self.values) for r in range(self.n)]
         want, magnitude = reference.reduced(parts, self.op, self.dtype)
         allowed = reference.bound(self.dtype, self.op, self.n, len(self.rank.hosts), want, magnitude)
         partials = [np.sum([parts[rank].astype(np.float64) for rank in host], axis=0) for host in self.rank.hosts]
@@ -302,13 +267,13 @@ class Operation:
         """Where a result comes from that is only moved: (index, length, rank, index in that rank's source)."""
         count, me = self.count, self.me
         if self.kind == "broadcast":
-            return [(0, count, self.members[self.root], 0)]
+            return [(0, count, self.root, 0)]
         if self.kind == "scatter":
-            return [(0, count, self.members[self.root], me * count)]
+            return [(0, count, self.root, me * count)]
         if self.kind == "ring":
-            return [(0, count, self.members[(me - 1) % self.n], 0)]
+            return [(0, count, (me - 1) % self.n, 0)]
         shift = me * count if self.kind == "alltoall" else 0
-        return [(i * count, count, rank, shift) for i, rank in enumerate(self.members)]
+        return [(i * count, count, i, shift) for i in range(self.n)]
 
 
 def say(**values):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import tempfile
 import time
 from dataclasses import dataclass
@@ -70,24 +69,20 @@ class Job:
         self.hosts, self.layout, self.name = hosts, [list(ranks) for ranks in layout], name
         self.folder = tempfile.TemporaryDirectory(prefix="bgp-", dir="/tmp")  # short: paths of Unix sockets are limited
         self.tokens = {rank: secrets.token_hex(32) for ranks in self.layout for rank in ranks}
-        self.key = options.pop("key", None) or secrets.token_hex(32)
         self.sockets = [f"{self.folder.name}/{index}.sock" for index in range(len(self.layout))]
         self.ranks = {}
         # Another order of the ring rounds differently: two runs have the same bits only where it is not measured.
-        settings = {"connect_timeout_s": 30.0, "measure_ring": False, "job_key": self.key, **options}
+        settings = {"measure_ring": False, "job_key": secrets.token_hex(32), **options}
         for index, host in enumerate(hosts.processes[: len(self.layout)]):
             mine = {"index": index, "hosts": self.layout, "socket": self.sockets[index], "tokens": self.tokens}
             host.say("open", job=name, **settings, **mine)
-        self.addresses = [host.answer()["address"] for host in hosts.processes[: len(self.layout)]]
+        addresses = [host.answer()["address"] for host in hosts.processes[: len(self.layout)]]
+        for host in hosts.processes[: len(self.layout)]:
+            host.ask("peers", job=name, addresses=addresses)
 
     @property
     def size(self):
         return len(self.tokens)
-
-    def connect(self):
-        """Tells every host where the others are: at ``addresses``, which a test may have changed."""
-        for host in self.hosts.processes[: len(self.layout)]:
-            host.ask("peers", job=self.name, addresses=self.addresses)
 
     def task(self, rank):
         index = next(index for index, ranks in enumerate(self.layout) if rank in ranks)
@@ -102,7 +97,6 @@ class Job:
 
     def start(self):
         """Starts all ranks and waits until they have joined."""
-        self.connect()
         for rank in self.tokens:
             self.ranks[rank] = Program(f"rank {rank} of {self.name}", RANK, self.task(rank))
         for rank, answer in self.answers().items():
@@ -121,8 +115,8 @@ class Job:
         self.say(do, **more)
         return self.answers(timeout=timeout)
 
-    def state(self, host=0, longer_than_s=0.0):
-        return self.hosts.processes[host].ask("state", job=self.name, longer_than_s=longer_than_s)
+    def state(self, host=0):
+        return self.hosts.processes[host].ask("state", job=self.name, longer_than_s=0.0)
 
     def verify(self, cases, check=True, timeout=DEADLINE_S):
         """Runs the cases on all ranks. Returns the digests of the results by case and rank, and the largest share of a
@@ -167,11 +161,3 @@ def wait_for(condition, seconds, explain=lambda: ""):
             raise Failure(f"it did not happen in {seconds} s. {explain()}")
         time.sleep(0.02)
     return found
-
-
-def stop(process):
-    process.signal(signal.SIGSTOP)
-
-
-def go_on(process):
-    process.signal(signal.SIGCONT)
