@@ -82,7 +82,6 @@ class Habit:
     name: str
     kind: int
     program: Program
-    tolerance: float
     only: tuple[str, ...]
     without: tuple[str, ...]
     oracle: bool
@@ -91,13 +90,12 @@ class Habit:
 HABITS = {}
 
 
-def habit(kind, tolerance=0.0, only=(), without=(), oracle=True):
+def habit(kind, only=(), without=(), oracle=True):
     """Adds a program to the suite.
 
     Args:
         kind: 1: it touches gradients and weights; 2: its steps don't go through ``model(...)`` in train mode; 3: it
             shares its process with the library; 4: it ends.
-        tolerance: The largest absolute and relative difference to torch's; 0: the same bits.
         only: Names of ways; empty: all.
         without: Names of ways that can't run it.
         oracle: False: torch's can't run it, or gives wrong results without a word. Truth values that the program finds
@@ -108,7 +106,7 @@ def habit(kind, tolerance=0.0, only=(), without=(), oracle=True):
         name = program.__name__
         if name in HABITS:
             raise ValueError(f"There is another habit {name!r}.")
-        HABITS[name] = Habit(name, kind, program, tolerance, only, without, oracle)
+        HABITS[name] = Habit(name, kind, program, only, without, oracle)
         return program
 
     return add
@@ -128,17 +126,45 @@ def mlp(lr=0.1, **options):
     return net, torch.optim.SGD(net.parameters(), lr=lr, **options)
 
 
-def step(by, model, optimizer, number):
+def wrapped(by, **options):
+    """``mlp``, with the model to call."""
+    net, optimizer = mlp(**options)
+    return net, by.wrap(net, optimizer), optimizer
+
+
+def square(net, x):
+    """A loss."""
+    return net(x).square().mean()
+
+
+def step(by, model, optimizer, number, loss=square):
     """An ordinary training step."""
     optimizer.zero_grad()
-    model(by.batch(number)).square().mean().backward()
+    loss(model, by.batch(number)).backward()
     optimizer.step()
 
 
-def train(by, model, optimizer, steps=3):
+def train(by, model, optimizer, steps=3, loss=square):
     """Ordinary training steps: what a program does after the habit, and what must go on."""
     for number in range(steps):
-        step(by, model, optimizer, 50 + number)
+        step(by, model, optimizer, 50 + number, loss)
+
+
+def passes(by, net, optimizer, change, steps=4, zeros=None):
+    """Trains with ``change(net)`` between the pass and the optimizer's step. ``zeros(number)``: whether gradients
+    become zero before, not None."""
+    model = by.wrap(net, optimizer)
+    for number in range(steps):
+        optimizer.zero_grad(set_to_none=zeros is None or not zeros(number))
+        square(model, by.batch(number)).backward()
+        change(net)
+        optimizer.step()
+    return state(net)
+
+
+def state(net):
+    """Copies of all gradients and weights."""
+    return {"gradients": gradients(net), "weights": weights(net)}
 
 
 def weights(net):

@@ -96,6 +96,8 @@ NEAR = {"bytegrad", "local_sgd", "decentralized", "async"}
 """Ways that give no averages of gradients: a program must end well, and its words and truth values be the oracle's."""
 EQUAL = {"bytegrad"}
 """Those of them after whose steps all replicas are the same."""
-RARE = {"our_ddp", "two_hosts", "bytegrad", "decentralized", "async"}
-"""Ways that run with --full alone where a program of kind 1 does not name them: others stand for them. So do those of
-other kinds, but for our own class."""
+RARE = {"backend", "our_ddp", "two_hosts", "bytegrad", "decentralized", "async"}
+"""Ways that run with --full alone where a program of kind 1 does not name them: others stand for them. Those in
+``CALLED`` run with programs of other kinds."""
+CALLED = {"backend", "our_ddp"}
+"""Ways in which the program calls another object than its own model."""

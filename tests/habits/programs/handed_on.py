@@ -6,7 +6,7 @@ import pickle
 import warnings
 
 import torch
-from habits.case import habit, mlp, train, weights
+from habits.case import habit, train, weights, wrapped
 from torch import nn
 
 WAYS = ("backend", "with_bagua", "our_ddp", "elastic", "decentralized")
@@ -14,8 +14,7 @@ WAYS = ("backend", "with_bagua", "our_ddp", "elastic", "decentralized")
 
 def trained(by):
     """A net, the distributed model of it after two steps, and its optimizer."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     train(by, model, optimizer, steps=2)
     return net, model, optimizer
 
@@ -79,23 +78,14 @@ class Noting(pickle.Unpickler):
 
 
 @habit(kind=3, only=WAYS)
-def loads_weights_only(by):
-    """A checkpoint that ``torch.load`` takes with ``weights_only``, which others need."""
+def saves_for_a_process_with_torch_alone(by):
+    """Checkpoints that ``torch.load`` takes with ``weights_only``, and pickled models that have nothing of ours."""
     net, model, optimizer = trained(by)
-    saved = [list(net.parameters()), net.state_dict(keep_vars=True), optimizer.state_dict(), net[0].weight]
-    for one in saved:
+    for one in (list(net.parameters()), net.state_dict(keep_vars=True), optimizer.state_dict(), net[0].weight):
         file = io.BytesIO()
         torch.save(one, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    train(by, model, optimizer)
-    return {"weights": weights(net)}
-
-
-@habit(kind=3, only=WAYS)
-def pickles_for_a_process_with_torch_alone(by):
-    """Serving: the other end has torch, and nothing of ours."""
-    net, model, optimizer = trained(by)
     packages = []
     for one in (net, net[0], copy.copy(net), copy.deepcopy(net)):
         file = Noting(pickle.dumps(one))
@@ -103,33 +93,3 @@ def pickles_for_a_process_with_torch_alone(by):
         packages.append(sorted(file.packages))
     train(by, model, optimizer)
     return {"packages": packages, "weights": weights(net)}
-
-
-@habit(kind=3, only=("backend",), tolerance=1e-12)
-def trains_complex_parameters(by):
-    """Spectral layers: parameters of complex numbers, alone and beside real ones."""
-    torch.manual_seed(3)
-    found = {}
-    for number, kind in enumerate((torch.complex64, torch.complex128)):
-        net = nn.ModuleList([nn.Linear(4, 3, dtype=kind), nn.Linear(3, 2, dtype=kind.to_real())][: number + 1])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        forward = nn.Sequential(*net) if number == 0 else Halves(*net)
-        model = by.wrap(forward, optimizer)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(by.batch(step).to(kind)).abs().square().mean().backward()
-            optimizer.step()
-        found[str(kind)] = weights(net)
-    return found
-
-
-class Halves(nn.Module):
-    """A complex layer, and a real one behind it."""
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, rows):
-        found = self.second(self.first(rows).abs())
-        return found

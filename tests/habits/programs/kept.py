@@ -1,17 +1,15 @@
 """Programs that keep gradients or weights beyond the pass that made them."""
 
 import copy
-import io
 
 import torch
-from habits.case import gradients, habit, mlp, step, train, weights
+from habits.case import gradients, habit, mlp, step, train, weights, wrapped
 
 
 @habit(kind=1)
 def keeps_gradients(by):
     """Pytorch-PCGrad#5: gradients of one pass beside those of the next."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     same = []
     for number in range(3):
         optimizer.zero_grad()
@@ -57,11 +55,9 @@ def looks_at_weights_through_numpy(by):
     model = by.wrap(net, optimizer)
     after = [one.detach().numpy() for one in net.parameters()]
     train(by, model, optimizer)
-    return {
-        "before": all((view == one.detach().numpy()).all() for view, one in zip(before, net.parameters(), strict=True)),
-        "after": all((view == one.detach().numpy()).all() for view, one in zip(after, net.parameters(), strict=True)),
-        "weights": weights(net),
-    }
+    now = [one.detach().numpy() for one in net.parameters()]
+    same = [bool((one == other).all()) for views in (before, after) for one, other in zip(views, now, strict=True)]
+    return {"follows": all(same), "weights": weights(net)}
 
 
 @habit(kind=1)
@@ -81,42 +77,29 @@ def keeps_a_state_dict(by):
 @habit(kind=1)
 def averages_weights(by):
     """An average of the weights in a copy of the model, into which and from which weights are swapped."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
     for number in range(3):
         step(by, model, optimizer, number)
         average.update_parameters(net)
+
+    def swap():
+        for one, other in zip(net.parameters(), average.module.parameters(), strict=True):
+            one.data, other.data = other.data, one.data
+
     mine = weights(net)
-    for one, other in zip(net.parameters(), average.module.parameters(), strict=True):
-        one.data, other.data = other.data, one.data
+    swap()
     evaluated = weights(net)
-    for one, other in zip(net.parameters(), average.module.parameters(), strict=True):
-        one.data, other.data = other.data, one.data
+    swap()
     back = all(torch.equal(one, other) for one, other in zip(mine, net.parameters(), strict=True))
     train(by, model, optimizer, 2)
     return {"evaluated": evaluated, "back": back, "weights": weights(net)}
 
 
 @habit(kind=1)
-def saves_one_parameter(by):
-    """torch.save of a parameter, or a gradient, writes no more than it holds."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    step(by, model, optimizer, 0)
-    sizes = []
-    for one in (net[2].bias.detach(), net[2].bias.grad):
-        file = io.BytesIO()
-        torch.save(one, file)
-        sizes.append(len(file.getvalue()))
-    return {"small": max(sizes) < 2000, "same": sizes[0] == sizes[1]}
-
-
-@habit(kind=1)
 def looks_at_storages(by):
     """Each gradient and weight has a storage of its own, from its beginning to its end."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     step(by, model, optimizer, 0)
     found = [one for p in net.parameters() for one in (p.detach(), p.grad) if one is not None]
     return {

@@ -1,14 +1,12 @@
 """Programs whose parameters, gradients or buffers are no plain tensors, or who look at what the library leaves in their
 process."""
 
-import copy
 import logging
 import os
-import pickle
 import warnings
 
 import torch
-from habits.case import gradients, habit, mlp, step, train, weights
+from habits.case import habit, mlp, state, step, train, weights, wrapped
 from torch import Tensor, nn
 from torch.nn.modules import module as of_modules
 
@@ -37,7 +35,7 @@ def has_complex_weights(by):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = by.wrap(net, optimizer)
     train(by, model, optimizer, 4)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 BUFFERS = {
@@ -153,23 +151,6 @@ def leaves_the_process_as_it_was(by):
 
 
 @habit(kind=3)
-def copies_model_and_optimizer(by):
-    """A copy of both, by deepcopy and by pickle, trains on one rank alone."""
-    net, optimizer = mlp(momentum=0.9)
-    model = by.wrap(net, optimizer)
-    step(by, model, optimizer, 0)
-    for twin, of_twin in (copy.deepcopy((net, optimizer)), pickle.loads(pickle.dumps((net, optimizer)))):
-        if by.rank == 0:
-            for number in range(3):
-                of_twin.zero_grad()
-                twin(torch.ones(2, 4) * number).sum().backward()
-                of_twin.step()
-    train(by, model, optimizer)
-    state = [optimizer.state[one]["momentum_buffer"] for one in net.parameters()]
-    return {"state": state, "weights": weights(net)}
-
-
-@habit(kind=3)
 def names_its_parts(by):
     """Names, keys and lists that a model has, as before it was wrapped."""
     net, optimizer = mlp()
@@ -191,8 +172,7 @@ def traces_with_fx(by):
     """torch.fx and make_fx of a model that is wrapped, and of a part of it."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     step(by, model, optimizer, 0)
     batch = by.batch(5)
     with torch.no_grad():

@@ -3,36 +3,19 @@
 import warnings
 
 import torch
-from habits.case import Plain, gradients, habit, mlp, step, train, weights
+from habits.case import Plain, habit, mlp, square, state, step, train, weights, wrapped
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 
 def moves(by, move, steps=6):
     """Trains with ``move(net)`` after the third step."""
-    net, optimizer = mlp(momentum=0.9)
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by, momentum=0.9)
     for number in range(steps):
         step(by, model, optimizer, number)
         if number == 2:
             move(net)
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=1)
-def replaces_data_of_weights(by):
-    """``p.data = p.data.clone()``"""
-
-    def move(net):
-        for one in net.parameters():
-            one.data = one.data.clone() * 0.9
-
-    return moves(by, move)
-
-
-def square(net, x):
-    """A loss."""
-    return net(x).square().mean()
+    return state(net)
 
 
 def moves_as_in_one_process(by, net, move, when, *shape, to_none=True):
@@ -89,9 +72,8 @@ def has_weights_of_all_strides(by):
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer, 4)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    train(by, by.wrap(net, optimizer), optimizer, 4)
+    return state(net)
 
 
 @habit(kind=1)
@@ -134,48 +116,31 @@ def frees_memory_of_weights(by):
     return moves(by, move)
 
 
-@habit(kind=1)
-def swaps_tensors(by):
-    """``torch.utils.swap_tensors``: the parameter is the same object, all of it is another's."""
-
-    def move(net):
-        for one in net.parameters():
-            other = nn.Parameter(one.detach() * 0.9)
-            other.grad = torch.ones_like(one)
-            torch.utils.swap_tensors(one, other)
-
-    net, optimizer = mlp()
-    for number in range(2):
-        step(by, net, optimizer, 0 * number)
-    move(net)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer)
-    return {"gradients": gradients(net), "weights": weights(net)}
+def two_layers():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 @habit(kind=1)
 def ties_weights(by):
     """Two layers share a weight before the model is wrapped."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    net, _ = two_layers()
     net[2].weight = net[0].weight
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer, 4)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    train(by, by.wrap(net, optimizer), optimizer, 4)
+    return state(net)
 
 
 @habit(kind=1)
 def ties_weights_later(by):
     """Two layers share a weight from some step on."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = two_layers()
     model = by.wrap(net, optimizer, find_unused_parameters=True)
     train(by, model, optimizer, 2)
     net[2].weight = net[0].weight
     train(by, model, optimizer, 3)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
@@ -234,6 +199,5 @@ def mixes_types(by):
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer, 4)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    train(by, by.wrap(net, optimizer), optimizer, 4)
+    return state(net)

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 import torch
-from habits.case import Plain, gradients, habit, mlp, step, train, weights
+from habits.case import Plain, habit, mlp, square, state, step, train, weights, wrapped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,28 +32,24 @@ def parameters(net):
 def runs_two_forwards_with_batchnorm(by):
     """pytorch#175024: two forward passes of a model with BatchNorm before one backward pass."""
     net, optimizer = with_statistics()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        (model(by.batch(number)) - model(by.batch(20 + number))).square().mean().backward()
-        optimizer.step()
+    train(by, by.wrap(net, optimizer), optimizer, loss=lambda model, x: (model(x) - model(2 * x)).square().mean())
     return {"weights": parameters(net)}
 
 
 @habit(kind=2)
 def evaluates_between_forward_and_backward(by):
     """A pass in evaluation mode, with statistics, between a forward pass in training and its backward pass."""
-    net, optimizer = with_statistics()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        loss = model(by.batch(number)).square().mean()
+
+    def loss(model, x):
+        found = square(model, x)
         model.eval()
         with torch.no_grad():
-            model(by.batch(20 + number))
+            model(2 * x)
         model.train()
-        loss.backward()
-        optimizer.step()
+        return found
+
+    net, optimizer = with_statistics()
+    train(by, by.wrap(net, optimizer), optimizer, loss=loss)
     return {"weights": parameters(net)}
 
 
@@ -72,8 +68,7 @@ def samples_in_inference_mode(by):
 @habit(kind=2)
 def evaluates_on_one_rank(by):
     """Rank 0 alone evaluates, in evaluation mode and in train mode."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(4):
         step(by, model, optimizer, number)
         if by.rank == 0:
@@ -89,8 +84,7 @@ def evaluates_on_one_rank(by):
 @habit(kind=2)
 def skips_backward_passes(by):
     """All ranks find a loss that they don't want, and go on with the next batch."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(7):
         optimizer.zero_grad()
         loss = model(by.batch(number)).square().mean()
@@ -100,14 +94,13 @@ def skips_backward_passes(by):
         if number % 3 == 2:
             continue  # and a step of the optimizer that does not come
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=2)
 def begins_backward_with_a_gradient(by):
     """``output.backward(gradient)``, and torch.autograd.backward of two outputs."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(3):
         optimizer.zero_grad()
         out = model(by.batch(number))
@@ -115,20 +108,20 @@ def begins_backward_with_a_gradient(by):
         first, second = model(by.batch(20 + number)).unbind(1)
         torch.autograd.backward([first.sum(), second.square().sum()])
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=2)
 def adds_the_norm_of_its_gradient(by):
     """A gradient with a graph is part of the loss: a second derivative of the weights."""
     net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        loss = model(by.batch(number)).square().mean()
-        slopes = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
-        (loss + 0.1 * sum(one.square().sum() for one in slopes)).backward()
-        optimizer.step()
+
+    def loss(model, x):
+        plain = square(model, x)
+        slopes = torch.autograd.grad(plain, list(net.parameters()), create_graph=True)
+        return plain + 0.1 * sum(one.square().sum() for one in slopes)
+
+    train(by, by.wrap(net, optimizer), optimizer, loss=loss)
     return {"weights": weights(net)}
 
 
@@ -156,11 +149,7 @@ class GivesItsLoss(nn.Module):
 def gives_its_loss(by):
     """Keywords in, an object out."""
     net, optimizer = mlp()
-    model = by.wrap(GivesItsLoss(net), optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        model(x=by.batch(number)).loss.backward()
-        optimizer.step()
+    train(by, by.wrap(GivesItsLoss(net), optimizer), optimizer, loss=lambda model, x: model(x=x).loss)
     return {"weights": weights(net)}
 
 
@@ -179,7 +168,7 @@ def computes_again_by_reentrant_checkpoints(by):
 
     model = by.wrap(Recomputed(), optimizer)
     train(by, model, optimizer)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=2)
@@ -207,14 +196,13 @@ def wraps_again(by):
     net[0].requires_grad_(True)
     model = by.wrap(net, optimizer)
     train(by, model, optimizer)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=2)
 def runs_backward_in_a_thread(by):
     """The backward pass, and the next step, in threads that begin and end."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(3):
         thread = threading.Thread(target=step, args=(by, model, optimizer, number))
         thread.start()
@@ -263,19 +251,16 @@ def is_a_part_of_another(by):
 def keeps_its_graph(by):
     """Two backward passes through one graph: the sum of both counts."""
 
-    def loss(net, x):
-        return net(x).square().mean()
-
     net, optimizer = mlp()
     plain = Plain(by, net)
     model = by.wrap(net, optimizer)
     for number in range(4):
         optimizer.zero_grad()
-        found = loss(model, by.batch(number))
+        found = square(model, by.batch(number))
         found.backward(retain_graph=True)
         (0.5 * found).backward()
         optimizer.step()
-        plain.step(lambda net, x: 1.5 * loss(net, x), number)
+        plain.step(lambda net, x: 1.5 * square(net, x), number)
     return {"right": plain.agrees(net)} if by.exact else {}
 
 

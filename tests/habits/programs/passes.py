@@ -3,19 +3,18 @@
 import warnings
 
 import torch
-from habits.case import gradients, habit, mlp, weights
+from habits.case import gradients, habit, square, state, weights, wrapped
 from torch.func import functional_call
 
 
 @habit(kind=3)
 def sets_sync_attribute(by):
     """nanoGPT: ``model.require_backward_grad_sync`` is set in each micro-step."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     found, before = [], model.require_backward_grad_sync
     for number in range(6):
         model.require_backward_grad_sync = number % 3 == 2
-        model(by.batch(number)).square().mean().backward()
+        square(model, by.batch(number)).backward()
         found.append(gradients(net))
         if model.require_backward_grad_sync:
             optimizer.step()
@@ -23,11 +22,10 @@ def sets_sync_attribute(by):
     return {"before": before, "gradients": found, "weights": weights(net)}
 
 
-@habit(kind=2, only=("with_bagua", "our_ddp", "elastic", "decentralized"))
+@habit(kind=2, only=("backend", "with_bagua", "our_ddp", "elastic", "decentralized"))
 def compiles_the_whole_step(by):
     """A compiled function that holds the forward pass, the backward pass and the optimizer's step."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
 
     def whole(batch):
         optimizer.zero_grad()
@@ -45,23 +43,9 @@ def compiles_the_whole_step(by):
 
 
 @habit(kind=2)
-def calls_with_computed_weights(by):
-    """pytorch#63929: ``functional_call`` with weights that follow from the model's."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(14):
-        optimizer.zero_grad()
-        fast = {name: one * 0.9 for name, one in model.named_parameters()}
-        functional_call(model, fast, (by.batch(number),)).square().mean().backward()
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=2)
 def learns_to_learn(by):
     """MAML: an inner step that keeps its graph, and an outer loss at the weights behind it."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(6):
         optimizer.zero_grad()
         named = dict(model.named_parameters())
@@ -71,4 +55,4 @@ def learns_to_learn(by):
         fast = {name: one - 0.1 * step for (name, one), step in zip(named.items(), steps, strict=True)}
         functional_call(model, fast, (by.batch(100 + number),)).square().mean().backward()
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)

@@ -3,21 +3,9 @@
 import warnings
 
 import torch
-from habits.case import gradients, habit, mlp, step, train, weights
+from habits.case import gradients, habit, mlp, passes, square, state, step, train, weights, wrapped
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-
-def passes(by, change, steps=6, **options):
-    """Trains with ``change(net)`` between the pass and the optimizer's step."""
-    net, optimizer = mlp(**options)
-    model = by.wrap(net, optimizer)
-    for number in range(steps):
-        optimizer.zero_grad()
-        model(by.batch(number)).square().mean().backward()
-        change(net)
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
 
 
 @habit(kind=1)
@@ -28,7 +16,7 @@ def sets_data_of_gradients(by):
         for one in net.parameters():
             one.grad.data = one.grad.data.clamp(-0.05, 0.05)
 
-    return passes(by, clip)
+    return passes(by, *mlp(), clip)
 
 
 @habit(kind=1)
@@ -39,7 +27,7 @@ def replaces_gradients(by):
         for one in net.parameters():
             one.grad = one.grad.clamp(-0.05, 0.05)
 
-    return passes(by, clip)
+    return passes(by, *mlp(), clip)
 
 
 def wide():
@@ -70,7 +58,7 @@ def changes_gradients_when_they_are_complete(by):
     for handle in handles:
         handle.remove()
     train(by, model, optimizer, 2)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
@@ -86,7 +74,7 @@ def changes_gradients_behind_their_nodes(by):
         node.register_hook(lambda *_, one=one: clip(one))
     model = by.wrap(net, optimizer)
     train(by, model, optimizer, 4)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
@@ -97,28 +85,25 @@ def drops_gradients(by):
         net[0].weight.grad = None
         del net[2].bias.grad
 
-    return passes(by, drop, momentum=0.9)
+    return passes(by, *mlp(momentum=0.9), drop)
 
 
 @habit(kind=1)
 def keeps_zeros(by):
     """Gradients are never None: zeros are added to, in memory that stays."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
     places = set()
-    for number in range(4):
-        optimizer.zero_grad(set_to_none=False)
-        model(by.batch(number)).square().mean().backward()
-        optimizer.step()
+
+    def look(net):
         places.add(tuple(one.grad.data_ptr() for one in net.parameters()))
-    return {"places": len(places), "gradients": gradients(net), "weights": weights(net)}
+
+    found = passes(by, *mlp(), look, zeros=lambda number: True)
+    return {"places": len(places), **found}
 
 
 @habit(kind=1)
 def frees_memory_of_gradients(by):
     """The storage of a gradient is made empty, as offloading does it."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(4):
         step(by, model, optimizer, number)
         for one in net.parameters():
@@ -135,7 +120,7 @@ def resizes_gradients(by):
         net[0].weight.grad.resize_(2, 2).resize_(6, 4)
         net[2].weight.grad.set_(torch.ones(2, 6))
 
-    return passes(by, resize)
+    return passes(by, *mlp(), resize)
 
 
 @habit(kind=1)
@@ -152,7 +137,7 @@ def has_gradients_in_one_buffer(by):
     norms = []
     for number in range(4):
         flat.zero_()
-        model(by.batch(number)).square().mean().backward()
+        square(model, by.batch(number)).backward()
         norms.append(flat.norm())
         flat.mul_(0.1 / flat.norm())
         optimizer.step()
@@ -166,40 +151,29 @@ def makes_gradients_sparse(by):
     def sparse(net):
         net[2].weight.grad = net[2].weight.grad.to_sparse()
 
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        model(by.batch(number)).square().mean().backward()
-        sparse(net)
-        optimizer.step()
-    return {"weights": weights(net)}
+    return {"weights": passes(by, *mlp(), sparse)["weights"]}
 
 
 @habit(kind=1)
 def transposes_gradients(by):
     """A gradient of other strides, by which zeros are kept."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+
+    def transpose(net):
+        net[0].weight.grad = net[0].weight.grad.t().contiguous().t()
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it is slower
-        for number in range(4):
-            optimizer.zero_grad(set_to_none=number == 3)
-            model(by.batch(number)).square().mean().backward()
-            net[0].weight.grad = net[0].weight.grad.t().contiguous().t()
-            optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+        return passes(by, *mlp(), transpose, zeros=lambda number: number < 3)
 
 
 @habit(kind=1)
 def fills_gradients_by_hand(by):
     """No backward pass of the model: autograd.grad, an all-reduce of the program's own, and ``p.grad = ...``."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     step(by, model, optimizer, 9)
     for number in range(3):
         optimizer.zero_grad()
-        found = torch.autograd.grad(net(by.batch(number)).square().mean(), list(net.parameters()))
+        found = torch.autograd.grad(square(net, by.batch(number)), list(net.parameters()))
         for one, gradient in zip(net.parameters(), found, strict=True):
             one.grad = by.mean(gradient)
         optimizer.step()
@@ -211,22 +185,19 @@ def fills_gradients_by_hand(by):
 def shares_one_gradient(by):
     """Two parameters have the same tensor as their gradient, into which zeros are kept."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    for number in range(4):
-        optimizer.zero_grad(set_to_none=number == 3)
-        model(by.batch(number)).square().mean().backward()
-        if number == 0:
-            net[0].bias.grad = net[2].bias.grad
-        optimizer.step()
-    return {"weights": [*weights(net)[:1], *weights(net)[2:3]]}
+
+    def share(net):
+        net[0].bias.grad = net[2].bias.grad
+
+    found = passes(by, net, torch.optim.SGD(net.parameters(), lr=0.1), share, zeros=lambda number: number < 3)
+    return {"weights": found["weights"][::2]}
 
 
 @habit(kind=1)
 def gives_expanded_gradients(by):
     """Hooks return gradients without memory for each element, or views of something that lives on."""
     net, optimizer = mlp()
-    held = torch.zeros(12)
+    held, copies = torch.zeros(12), []
     net[0].bias.register_hook(lambda gradient: gradient.mean().expand_as(gradient))
 
     def in_held(gradient):
@@ -234,14 +205,7 @@ def gives_expanded_gradients(by):
         return held.view_as(gradient)
 
     net[2].weight.register_hook(in_held)
-    model = by.wrap(net, optimizer)
-    copies = []
-    for number in range(4):
-        optimizer.zero_grad()
-        model(by.batch(number)).square().mean().backward()
-        copies.append(held.clone())
-        optimizer.step()
-    return {"held": copies, "gradients": gradients(net), "weights": weights(net)}
+    return {"held": copies, **passes(by, net, optimizer, lambda net: copies.append(held.clone()))}
 
 
 @habit(kind=1)
@@ -257,8 +221,7 @@ def has_parameters_of_its_own(by):
 @habit(kind=1, only=("backend",))
 def has_a_hook_that_resizes(by):
     """Hooks of DDP that send half of the bits, and give the bucket's memory back meanwhile."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
 
     def send_half(group, bucket):  # torch looks at annotations, which are words here
         buffer = bucket.buffer()
@@ -275,4 +238,4 @@ def has_a_hook_that_resizes(by):
 
     model.register_comm_hook(model.process_group, send_half)
     train(by, model, optimizer, 5)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)

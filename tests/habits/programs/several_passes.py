@@ -3,35 +3,30 @@
 import collections
 
 import torch
-from habits.case import gradients, habit, mlp, step, train, weights
+from habits.case import habit, mlp, square, state, step, train, weights, wrapped
 from torch import nn
 
 
 @habit(kind=1)
 def accumulates_without_sync(by):
     """Several passes, of which the last one is exchanged; gradients are changed between them."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(3):
         optimizer.zero_grad()
-        for part in range(3):
-            loss = lambda: model(by.batch(10 * number + part)).square().mean()  # noqa: B023, E731
-            if part < 2:
-                with by.no_sync(model):
-                    loss().backward()
-                for one in net.parameters():
-                    one.grad *= 0.5
-            else:
-                loss().backward()
+        for part in range(2):
+            with by.no_sync(model):
+                square(model, by.batch(10 * number + part)).backward()
+            for one in net.parameters():
+                one.grad *= 0.5
+        square(model, by.batch(10 * number + 2)).backward()
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
 def replaces_what_it_accumulates(by):
     """Between passes that accumulate, some gradients become new tensors, None, or have other data."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(3):
         optimizer.zero_grad()
         with by.no_sync(model):
@@ -41,24 +36,23 @@ def replaces_what_it_accumulates(by):
         net[2].weight.grad = None
         model(by.batch(10 * number + 1)).square().mean().backward()
         optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
 def climbs_and_steps(by):
     """SAM: a pass at the weights, another one beside them, whose gradients are used."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(3):
         optimizer.zero_grad()
-        model(by.batch(number)).square().mean().backward()
+        square(model, by.batch(number)).backward()
         norm = torch.stack([one.grad.norm() for one in net.parameters()]).norm()
         climbs = [0.05 * one.grad / norm for one in net.parameters()]
         kept = [one.grad for one in net.parameters()]
         with torch.no_grad():
             torch._foreach_add_(list(net.parameters()), climbs)
         optimizer.zero_grad()
-        model(by.batch(number)).square().mean().backward()
+        square(model, by.batch(number)).backward()
         with torch.no_grad():
             torch._foreach_sub_(list(net.parameters()), climbs)
             for one, first in zip(net.parameters(), kept, strict=True):
@@ -88,8 +82,7 @@ def calls_a_closure(by):
 @habit(kind=1)
 def scales_its_loss(by):
     """GradScaler, with clipping in between and a step that overflows on one rank."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     for number in range(5):
         optimizer.zero_grad()
@@ -114,7 +107,7 @@ def changes_gradients_in_hooks(by):
     net[2].bias.register_hook(lambda gradient: None)
     for number in range(3):
         step(by, model, optimizer, number)
-    return {"gradients": gradients(net), "weights": weights(net)}
+    return state(net)
 
 
 @habit(kind=1)
@@ -163,8 +156,7 @@ def trains_two_models_in_turns(by):
 @habit(kind=1)
 def uses_another_optimizer(by):
     """An optimizer that was made after the model was wrapped, with groups that came later."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     train(by, model, optimizer, 2)
     other = torch.optim.AdamW(net[0].parameters(), lr=0.01)
     train(by, model, other, 2)
@@ -210,10 +202,9 @@ def steps_through_a_wrapper(by):
 @habit(kind=1)
 def steps_in_place_of_the_optimizer(by):
     """``p.data -= lr * p.grad``, and no optimizer's step."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, _ = wrapped(by)
     for number in range(4):
-        model(by.batch(number)).square().mean().backward()
+        square(model, by.batch(number)).backward()
         for one in net.parameters():
             one.data -= 0.1 * one.grad
             one.grad = None
@@ -221,25 +212,26 @@ def steps_in_place_of_the_optimizer(by):
 
 
 @habit(kind=1)
-def steps_as_one_kernel(by):
-    """Fused optimizers read all gradients at once."""
-    net, _ = mlp()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
-    model = by.wrap(net, optimizer)
-    train(by, model, optimizer, 4)
+def frees_models(by):
+    """Models are wrapped, trained and dropped, one after the other."""
+    found = []
+    for _ in range(4):
+        net, optimizer = mlp()
+        model = by.wrap(net, optimizer)
+        train(by, model, optimizer, 2)
+        found.append(weights(net))
+        del model, net, optimizer
+    return {"weights": found}
+
+
+@habit(kind=2)
+def runs_forward_alone(by):
+    """A thousand forward passes in training mode, of which few are followed by a backward pass."""
+    net, model, optimizer = wrapped(by)
+    for number in range(1000):
+        loss = model(by.batch(number % 7)).square().mean()
+        if number % 250 == 0:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return {"weights": weights(net)}
-
-
-@habit(kind=1)
-def runs_backward_of_a_part(by):
-    """Two forward passes, of which one has a backward pass; outputs that nobody uses."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        with torch.no_grad():
-            target = model(by.batch(30 + number))
-        first = model(by.batch(number))
-        (first - target).square().mean().backward()
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}

@@ -7,14 +7,13 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.multiprocessing
-from habits.case import Plain, gradients, habit, mlp, step, train, weights
+from habits.case import Plain, habit, mlp, square, step, train, weights, wrapped
 
 
 @habit(kind=1)
 def shares_gradients_with_a_thread(by):
     """A thread copies gradients away while the next pass runs."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     copies = []
     for number in range(3):
         step(by, model, optimizer, number)
@@ -34,37 +33,10 @@ def shares_gradients_with_a_thread(by):
     return {"copies": copies, "weights": weights(net)}
 
 
-@habit(kind=1)
-def is_forked(by):
-    """A child changes gradients and weights, which are copies of its own: the parent's stay."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    step(by, model, optimizer, 0)
-    before = [*weights(net), *gradients(net)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork
-        child = os.fork()
-    if child == 0:
-        try:
-            with torch.no_grad():
-                for one in net.parameters():
-                    one.grad.fill_(5.0)
-                    one.fill_(7.0)
-            net.zero_grad(set_to_none=False)
-            net.load_state_dict({name: one + 1 for name, one in net.state_dict().items()})
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    same = [torch.equal(*pair) for pair in zip(before, [*weights(net), *gradients(net)], strict=True)]
-    train(by, model, optimizer)
-    return {"same": all(same), "weights": weights(net)}
-
-
 @habit(kind=1, oracle=False, without=("backend",))
 def trains_in_a_child(by):
     """A forked child trains its copy, as workers of A3C do. (Under DDP it waits for ever.)"""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     step(by, model, optimizer, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork
@@ -77,7 +49,7 @@ def trains_in_a_child(by):
             plain.ranks = range(by.rank, by.rank + 1)
             for number in range(2):
                 step(by, net, optimizer, number)
-                plain.step(lambda net, x: net(x).square().mean(), number)
+                plain.step(square, number)
             code = 0 if plain.agrees(net) else 2
         finally:
             os._exit(code)
@@ -105,8 +77,7 @@ def is_shared_before(by):
 @habit(kind=1)
 def is_passed_to_a_process(by):
     """The model as an argument of a process that is spawned: its tensors, and gradients, move into shared memory."""
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
+    net, model, optimizer = wrapped(by)
     for number in range(6):
         step(by, model, optimizer, number)
         if number % 2:

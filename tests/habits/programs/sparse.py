@@ -44,38 +44,3 @@ def trains_sparse_embeddings(by):
         found.append(gradients(net))
         optimizer.step()
     return {"gradients": found, "weights": weights(net)}
-
-
-@habit(kind=3)
-def keeps_sparse_gradients(by):
-    """Gradients that are set to zero, not to None, of tables in float64 with padding, and one that is kept."""
-    net = Lookup().double()
-    net.words.padding_idx = 3
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    kept = []
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=False)
-        model(*numbers(by, step)).square().mean().backward()
-        if step == 1:
-            kept = [net.words.weight.grad, net.words.weight.grad.clone()]
-            net.words.weight.grad = None
-        optimizer.step()
-    same = torch.equal(kept[0].to_dense(), kept[1].to_dense())
-    return {"same": same, "gradients": gradients(net), "weights": weights(net)}
-
-
-@habit(kind=3)
-def uses_sparse_adam(by):
-    """One optimizer for the tables, and another one for the rest."""
-    net = Lookup()
-    sparse = torch.optim.SparseAdam([net.words.weight, net.bags.weight], lr=0.01)
-    dense = torch.optim.SGD(net.last.parameters(), lr=0.1)
-    model = by.wrap(net, sparse, dense)
-    for step in range(3):
-        sparse.zero_grad()
-        dense.zero_grad()
-        model(*numbers(by, step)).square().mean().backward()
-        sparse.step()
-        dense.step()
-    return {"weights": weights(net)}
