@@ -126,5 +126,5 @@ def peer_of(unit: int, n: int, round: int) -> int:
     """The peer of ``unit`` of ``n`` (even) in a round."""
     half = n // 2
     if unit < half:
-        return (round + unit) % ((n + 1) // 2) + half
+        return (round + unit) % half + half
     return (unit - half - round) % half

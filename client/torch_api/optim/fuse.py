@@ -23,7 +23,7 @@ def fuse_optimizer(
     the order of parameters, are used there.
 
     It fuses parameters that take steps element by element: with torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD,
-    NAdam, RAdam, RMSprop, Rprop and SGD. An optimizer of your own is tried: in its fused steps 1, 2, 4, 8 and so on
+    NAdam, RAdam, RMSprop, Rprop and SGD. An optimizer of your own is tried: in its fused steps 1, 2, 3, 5, 9 and so on
     some parameters make the step alone, too, and if a bit differs all go back to plain steps. Set its class's attribute
     ``elementwise`` to True to leave that out, or to False to refuse. What can't be fused steps plainly.
 
