@@ -148,7 +148,8 @@ class Fault:
 class Plan:
     """Faults one after the other: each kind once, in a random order, then each once again."""
 
-    def __init__(self, seed: int, kinds: Sequence[str]) -> None:
+    def __init__(self, seed: int, kinds: Sequence[str], island_size: int = 1) -> None:
+        self._island_size = island_size
         self._random = random.Random(seed)
         self._kinds = tuple(kinds)
         self._bag: list[str] = []
@@ -159,7 +160,7 @@ class Plan:
         if not self._bag:
             self._bag = self._random.sample(self._kinds, len(self._kinds))
         sizes = tuple(ranks.values())
-        possible = next((kind for kind in self._bag if _possible(KINDS[kind], sizes)), None)
+        possible = next((kind for kind in self._bag if self._possible(KINDS[kind], sizes)), None)
         if possible is None:
             return None
         self._bag.remove(possible)
@@ -167,10 +168,9 @@ class Plan:
         rank, alone = self._random.randrange(sizes[node]), self._random.random() < ALONE
         return Fault(possible, node, rank, alone, self._random.random())
 
-
-def _possible(kind: Kind, sizes: Sequence[int]) -> bool:
-    left = {"": sum(sizes), "rank": sum(sizes) - 1}.get(kind.takes, len(sizes) - 1)
-    return left > 0 and len(sizes) >= kind.hosts
+    def _possible(self, kind: Kind, sizes: Sequence[int]) -> bool:
+        left = {"": sum(sizes), "rank": sum(sizes) - self._island_size}.get(kind.takes, len(sizes) - 1)
+        return left > 0 and len(sizes) >= kind.hosts
 
 
 def choose(names: str, there: Collection[Need]) -> tuple[list[str], dict[str, str]]:

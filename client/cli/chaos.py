@@ -27,6 +27,7 @@ def chaos(
     kinds: str = typer.Option("", "--kinds", help="With commas. Default: all."),
     nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),
     nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
+    island_size: Annotated[int, option("island_size")] = 0,
     workers: int = typer.Option(0, "--workers", min=0, help="Processes that load samples, for each rank."),
     postgresql: Annotated[
         bool, typer.Option("--postgresql", help="Two coordinators over a PostgreSQL of its own, for more faults.")
@@ -55,7 +56,8 @@ def chaos(
     chosen, left_out = checked(choose, kinds, what_is_there(postgresql))
     for name, why in left_out.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
-    wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers, postgresql)
+    islands = max(island_size, 1)
+    wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers, postgresql, islands)
     found = _run(wanted, log_dir.absolute() if log_dir else None)
     output.show({"settings": vars(wanted), **found.document()}, lambda: _show(found))
     raise typer.Exit(1 if found.broken else 0)

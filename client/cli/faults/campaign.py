@@ -46,6 +46,7 @@ class Wanted:
     nproc_per_node: int
     workers: int
     postgresql: bool
+    island_size: int = 1
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Chaos:
         self._cluster = cluster
         self._folder = folder
         self._tell = tell
-        self._plan = Plan(wanted.seed, wanted.kinds)
+        self._plan = Plan(wanted.seed, wanted.kinds, wanted.island_size)
         self._diaries = Diaries(folder)
         self._injector = Injector(cluster, self._goes_on, self._regrouped)
         self._jobs: list[str] = []
@@ -212,6 +213,7 @@ class Chaos:
             module=True,
             name="chaos",
             args=[str(folder), str(wanted.workers)],
+            island_size=wanted.island_size,
             env={"OMP_NUM_THREADS": "1"},  # the ranks of all nodes share the cores of this machine
             workdir=str(self._folder),
             nnodes=wanted.nnodes,
@@ -226,7 +228,7 @@ class Chaos:
         job_id = self._cluster.call(lambda client: client.submit(spec)).job_id
         self._jobs.append(job_id)
         self.findings.jobs += 1
-        trained = Trained(job_id, folder, wanted.nnodes, {})
+        trained = Trained(job_id, folder, wanted.nnodes, {}, wanted.island_size)
         ranks = wanted.nnodes * wanted.nproc_per_node
 
         def begun() -> bool:

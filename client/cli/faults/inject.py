@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.daemon_process import daemon_pid
+from bagua.base.islands import divide
 from bagua.chaos import sockets
 from bagua.chaos.patience import alive, descendants, until
 from bagua.chaos.plan import KINDS, Fault, Kind
@@ -39,6 +40,7 @@ class Trained:
     folder: Path
     nodes: int
     ranks: dict[str, list[int]]
+    island_size: int = 1
 
     def pids(self) -> list[int]:
         return [pid for pids in self.ranks.values() for pid in pids]
@@ -221,7 +223,8 @@ class Injector:
         return f"process {pid}", at / 1e9, time.monotonic()
 
     def _lose(self, trained: Trained, node: str, pid: int) -> None:
-        trained.ranks[node].remove(pid)
+        """Takes the rank out, with the others of its island."""
+        trained.ranks[node], _ = divide(trained.ranks[node], trained.island_size, pid.__eq__)
         if not trained.ranks[node]:
             del trained.ranks[node]
 
