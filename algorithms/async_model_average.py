@@ -38,6 +38,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     follows_arrival = False
     waits = False
+    takes_shards = False  # each rank takes an average up at a moment of its own: shards would be of different steps
     refuses_join = REFUSES_WEIGHTS
     newcomers_take = ("passes", "begun", "rounds", "exchanged")
 

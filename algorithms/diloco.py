@@ -92,7 +92,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
     up. ``_sent_by_others``: names of those that this rank has not sent, because it joined the others later."""
 
     settings: StreamingDiLoCoAlgorithm
-    recuts = False  # fragments travel at different moments
+    recuts = joins_all = False  # fragments travel at different moments
 
     def __init__(self, process_group: ProcessGroup, settings: StreamingDiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings)

@@ -85,4 +85,12 @@ def average_in_island(parameter: torch.Tensor) -> None:
 def fsdp_units(module: torch.nn.Module) -> list[Any]:
     """Modules of a model that ``fully_shard`` was called for."""
     found = sys.modules.get("torch.distributed.fsdp")
-    return [] if found is None else [one for one in module.modules() if isinstance(one, found.FSDPModule)]
+    kind = getattr(found, "FSDPModule", ())  # since torch 2.6
+    return [one for one in module.modules() if isinstance(one, kind)]
+
+
+def show_parts(module: torch.nn.Module) -> None:
+    """Brings the parameters of FSDP's units back to parts. After a forward pass without a backward pass, and inside of
+    one, whole ones stand in their places."""
+    for unit in fsdp_units(module):
+        unit.reshard()

@@ -37,7 +37,8 @@ def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
     """Shares the sampler's next epoch out among so many ranks."""
     epoch = sampler.epoch
     # torch computes lengths in ``__init__``; it sets the epoch back to 0.
-    DistributedSampler.__init__(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
+    make = getattr(DistributedSampler.__init__, "__wrapped__", DistributedSampler.__init__)  # also for lost ranks
+    make(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
     sampler.epoch = epoch
 
 

@@ -244,8 +244,8 @@ class TorchGroup:
 
 
 def refuse_samplers_of_islands() -> None:
-    """Makes torch's ``DistributedSampler`` refuse to ask torch.distributed, which knows the island alone: each island
-    would get the same samples. Once in a process."""
+    """Makes torch's ``DistributedSampler`` refuse numbers of torch.distributed, which knows the island alone: each
+    island would get the same samples. Once in a process."""
     from torch.utils.data import DistributedSampler  # here: no other job needs it, and it takes time
 
     make = DistributedSampler.__init__
@@ -253,14 +253,17 @@ def refuse_samplers_of_islands() -> None:
         return
 
     @functools.wraps(make)
-    def init(self: Any, dataset: Any, num_replicas: int | None = None, *rest: Any, **named: Any) -> None:
-        if num_replicas is None and environment.get_island_size() > 1:
+    def init(self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **more: Any) -> None:
+        size, world = environment.get_island_size(), environment.get_world_size()
+        right = (world, environment.get_rank()), (world // size, environment.get_island())
+        if size > 1 and (num_replicas, rank) not in right:
             raise ConfigError(
-                "DistributedSampler would give each island the same samples: it asks torch.distributed, which knows "
-                "this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), bagua.get_rank()), or, "
-                "where its ranks read the same, (dataset, bagua.get_replica_count(), bagua.get_island()). [BG701]"
+                f"DistributedSampler with {num_replicas} replicas and rank {rank} would give islands the same samples: "
+                "torch.distributed knows this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), "
+                "bagua.get_rank()), or, where its ranks read the same, (dataset, bagua.get_replica_count(), "
+                "bagua.get_island()). In an elastic job take bagua.contrib.ElasticSampler. [BG701]"
             )
-        make(self, dataset, num_replicas, *rest, **named)
+        make(self, dataset, num_replicas, rank, *rest, **more)
 
     DistributedSampler.__init__ = init  # type: ignore[method-assign]
 

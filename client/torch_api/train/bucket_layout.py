@@ -161,9 +161,9 @@ class ModelBuckets:
             self._alone = alone
 
     def _of_rank_0(self, numbers: list[int]) -> list[int]:
-        """The numbers that rank 0 passes; as many on all ranks."""
+        """The numbers that rank 0 passes; as many on all ranks, whichever shards they hold."""
         told = torch.tensor(numbers, device="cpu")
-        self._runner.everyone.broadcast(told, 0)
+        self._runner.voters.broadcast(told, 0)
         return told.tolist()
 
     def compare_starts(self) -> None:

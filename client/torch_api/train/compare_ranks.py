@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +13,7 @@ from bagua.algorithms import Algorithm
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, replicas_group
-from bagua.torch_api.comm.shards import is_sharded, local_part
+from bagua.torch_api.comm.shards import is_shard, is_sharded, local_part, show_parts
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import current
@@ -31,6 +32,7 @@ IN_DDP: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]
 def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
     """``members_group`` for this model. Of a sharded one: the ranks that hold the same shards as this one. Raises
     BaguaError for it where no islands are, ConfigError if it gets a group of its own."""
+    show_parts(module)
     if not is_sharded(module):
         return members_group(process_group)
     if current().membership.island_size == 1:
@@ -43,6 +45,18 @@ def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None
     if process_group is not None:
         raise ConfigError("A sharded model is trained by all islands: leave process_group out. [BG618]")
     return replicas_group()
+
+
+def refuse_small_meshes(module: torch.nn.Module) -> None:
+    """Raises ConfigError for a parameter that fewer ranks hold than the island has: nobody would average over the
+    rest."""
+    size = current().membership.island_size
+    for name, parameter in module.named_parameters():
+        if is_shard(parameter) and (ranks := cast("Any", parameter).device_mesh.size()) != size:
+            raise ConfigError(
+                f"Parameter {name} is divided among {ranks} ranks, and an island has {size}. Take a mesh of all ranks "
+                "of the island, of one dimension or more. [BG618]"
+            )
 
 
 def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
@@ -92,12 +106,16 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
     def settings() -> dict[str, object]:
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
+        if is_sharded(model.module):
+            refuse_small_meshes(model.module)
         if is_sharded(model.module) and not model.bagua_algorithm.takes_shards:
             raise ConfigError(
-                f"{type(chosen).__name__} can't train a sharded model: its optimizer steps whole parameters. Take one "
-                "that exchanges gradients (gradient_allreduce, bytegrad, power_sgd, top_k) or weights (decentralized, "
+                f"{type(chosen).__name__} can't train a sharded model, of which each rank has a part. Take one that "
+                "exchanges gradients (gradient_allreduce, bytegrad, power_sgd, top_k) or weights (decentralized, "
                 "local_sgd, diloco, streaming_diloco, no_loco). [BG618]"
             )
+        if is_sharded(model.module) and current().elastic and not model.bagua_algorithm.joins_all:
+            raise ConfigError(f"{type(chosen).__name__} can't train a sharded model in an elastic job yet. [BG618]")
         if is_sharded(model.module) and model.steps_in_backward:
             raise ConfigError("step_in_backward=True is for models that each rank holds whole: leave it out. [BG618]")
         check_optimizers(model.bagua_optimizers, model.module)
@@ -157,6 +175,8 @@ def find_device(model: Wrapped, runner: Runner) -> None:
 
 def take_state_of_rank_0(model: Wrapped, runner: Runner) -> None:
     """Begins on all ranks with the parameters, buffers and optimizers of rank 0."""
-    tensors = [local_part(tensor) for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
-    broadcast_tensors(tensors, runner.session, runner.everyone)
+    shared = [tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
+    broadcast_tensors([one for one in shared if not is_shard(one)], runner.session, runner.voters)
+    if parts := [local_part(one) for one in shared if is_shard(one)]:
+        broadcast_tensors(parts, runner.session, runner.everyone)
     broadcast_optimizers(model.bagua_optimizers, runner.session, runner.everyone)

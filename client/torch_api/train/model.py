@@ -22,7 +22,7 @@ from bagua.torch_api.comm.checkpoint_state import keepers
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
-from bagua.torch_api.comm.shards import Shard, average_in_island, is_shard, whole_of
+from bagua.torch_api.comm.shards import Shard, average_in_island, is_shard, is_sharded, local_part, show_parts, whole_of
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.job.malloc import HeapTrimmer
@@ -108,6 +108,7 @@ class DistributedModel(Mark):
         super().__init__()
         self.process_group = model_group(module, process_group)
         self.module = module
+        self._sharded = is_sharded(module)
         self._shards: dict[torch.Tensor, Shard] = {}
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
         self.bagua_optimizers: list[torch.optim.Optimizer] = (
@@ -219,7 +220,9 @@ class DistributedModel(Mark):
         compare_ranks(self, algorithm, self._runner.voters)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
-        if self._new_tuner is not None and self._tuner is None:  # once: a repeat keeps the one that there is
+        if (
+            self._new_tuner is not None and self._tuner is None and not self._sharded
+        ):  # each place would decide  # once: a repeat keeps the one that there is
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
@@ -227,12 +230,14 @@ class DistributedModel(Mark):
         """Tensors, buckets, plans and hooks, all made anew by the algorithm. ``alone``: on a newcomer, while the others
         wait for it."""
         self._remove_hooks()
+        if self._sharded:
+            show_parts(self.module)
         self._layout.make()
         self.exchanged = self.bagua_algorithm.exchanged
         self._renewal.begin()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
-        if adding and self._shards:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
+        if adding and self._sharded:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
             raise ConfigError(
                 f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
                 "and multiply the loss by bagua.get_replica_count(). [BG618]"
@@ -290,7 +295,7 @@ class DistributedModel(Mark):
         all ranks. See ``ModelRenewal``."""
         self._renewal.follow()  # members may have changed once more, since it was begun
         self._give_back()
-        broadcast_tensors([parameter for _, parameter in self.trained()], self._session, self._group)
+        broadcast_tensors([local_part(whole_of(one)) for _, one in self.trained()], self._session, self._group)
         if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
@@ -323,7 +328,9 @@ class DistributedModel(Mark):
         self._on_step = algorithm.init_post_optimizer_step_hook(self)
         self._watch_optimizers()
         add = self._handles.append
-        add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
+        # Before FSDP's own, which puts whole parameters in the place of parts: a step may begin with new buckets.
+        first = ModuleHook(self.module, self._before_forward)
+        add(self.module.register_forward_pre_hook(first, prepend=self._sharded))
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
         passes.parameters = [cast("torch.nn.Parameter", whole_of(one)) for _, one in trained]
@@ -338,7 +345,7 @@ class DistributedModel(Mark):
         for name, parameter in parameters:
             if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)
-            if self._shards and not isinstance(parameter, Shard):
+            if self._sharded and not isinstance(parameter, Shard):
                 add(parameter.register_post_accumulate_grad_hook(average_in_island))  # type: ignore[no-untyped-call]
             hook = GradientHook(passes.after_gradient, on_gradient, name)
             add(whole_of(parameter).register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]

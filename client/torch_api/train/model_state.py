@@ -11,7 +11,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.comm.checkpoint_state import Kept, Path, Tensors
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.comm.shards import is_sharded, local_part
+from bagua.torch_api.comm.shards import is_sharded, local_part, show_parts
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import Action
 from bagua.torch_api.step.parameters import first_difference, shared_state
@@ -54,6 +54,7 @@ class ModelState:
                 "It was wrapped with a process group of its own: newcomers are let into models that all ranks train. "
                 "[BG616]"
             )
+        show_parts(self._model.module)
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in self._model.bagua_optimizers]
         tensors += self._tensors(held)
@@ -76,6 +77,7 @@ class ModelState:
         ]
 
     def take(self, document: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        show_parts(self._model.module)
         held: list[torch.Tensor] = []
         for optimizer, told in zip(self._model.bagua_optimizers, document["optimizers"], strict=True):
             decode_optimizer(optimizer, told, held)

@@ -87,7 +87,10 @@ class Newcomers:
     def _look(self) -> str | None:
         self._find_frozen()
         # Cheap: names and checks are only for one that is found.
-        if any(parameter not in self._known for parameter in self._module.parameters() if parameter.requires_grad):
+        trained = [one for one in self._module.parameters() if one.requires_grad]
+        if self._sharded:  # FSDP may leave whole parameters in the place of parts after a pass, too
+            trained = list(filter(is_shard, trained))
+        if any(parameter not in self._known for parameter in trained):
             for name, parameter in trainable_parameters(self._module, self._ignored):
                 if parameter not in self._known:
                     return name

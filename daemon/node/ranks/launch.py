@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bagua.base import net_plugin
+from bagua.base import islands, net_plugin
 from bagua.base.errors import ConfigError
 from bagua.base.secrets import read_private
 from bagua.daemon.node.rules.job_specification import JobSpecification, Program
@@ -66,6 +66,8 @@ def environment(
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
     env = {**_DEFAULTS, **inherited, **spec.program.env, **secrets}
+    if islands.VARIABLE not in spec.program.env:  # one of the daemon's own: the coordinator would not know of islands
+        env.pop(islands.VARIABLE, None)
     if place.local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: else each rank takes a thread per core
     env.update(

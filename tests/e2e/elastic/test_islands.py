@@ -6,6 +6,7 @@ import signal
 import pytest
 from e2e.conftest import PATIENT_S
 from e2e.elastic.test_elastic_promise import Training
+from rig.docs import pages
 
 
 @pytest.mark.full
@@ -25,3 +26,14 @@ def test_a_lost_rank_costs_its_island_and_a_whole_one_joins(idle_service, sandbo
     assert pids[:2] == training.pids[:2] and not set(pids[2:]) & set(training.pids)
     training.wait_for_steps(pids)
     assert {diary.world for pid, diary in training.finish().items() if pid in pids} == {4}
+
+
+@pytest.mark.full
+def test_the_page(sandbox):
+    """The first two commands, one of them elastic; the third is `bagua job submit` with the same options."""
+    page = "concepts/islands"
+    pages.write_files(f"docs/{page}.md", sandbox.folder)
+    [commands] = [block for block in pages.of_page(page) if block.is_commands]
+    for _, command in list(commands.commands)[:2]:
+        done = sandbox.bagua(*command.split()[1:], deadline=PATIENT_S)
+        assert done.code == 0 and "island 1 of" in done.text, done.text

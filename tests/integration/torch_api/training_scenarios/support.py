@@ -118,16 +118,16 @@ def warnings_ignored():
         yield
 
 
-def shard(model, ignored=()):
-    """Divides the model among the ranks of the island: each layer is a unit of FSDP, and so is the rest. ``ignored``:
-    names of layers that stay whole."""
+def shard(model, ignored=(), layers=True):
+    """Divides the model among the ranks of the island: each layer is a unit of FSDP, and so is the rest; or, without
+    ``layers``, the whole. ``ignored``: names of layers that stay whole."""
     from torch.distributed.device_mesh import init_device_mesh  # not in ranks without shards: it takes a second
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (bagua.get_island_size(),))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     left_out = {one for name in ignored for one in model.get_submodule(name).parameters()}
     for name, layer in model.named_children():
-        if name not in ignored and list(layer.parameters()):
+        if layers and name not in ignored and list(layer.parameters()):
             fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh, ignored_params=left_out or None)
 
