@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import distributed
 
+from bagua.base.errors import BaguaError
+
 
 def is_shard(tensor: torch.Tensor) -> bool:
     """Returns True if ranks hold parts of this tensor."""
     # Nobody has such a tensor who has not imported the module, which takes a tenth of a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
@@ -55,7 +56,15 @@ class Shard(torch.nn.Parameter):
     @property
     def grad(self) -> torch.Tensor | None:
         found = self.whole.grad
-        return None if found is None else local_part(found)
+        if found is None:
+            return None
+        if found.placements != self.whole.placements:
+            raise BaguaError(
+                f"A parameter {list(self.whole.shape)} is divided as {self.whole.placements} among the ranks of the "
+                f"island, and its gradient as {found.placements}: such a model can't be trained between islands yet. "
+                "[BG618]"
+            )
+        return local_part(found)
 
     @grad.setter
     def grad(self, part: torch.Tensor | None) -> None:

@@ -86,7 +86,7 @@ class Membership:
 
     @property
     def alike(self) -> tuple[int, ...]:
-        """Ranks that hold the same shards of a model as this one: one of each island."""
+        """Ranks that hold the same shards as this one: one of each island, also of those that take no part yet."""
         return tuple(range(self.place, self.world_size, self.island_size))
 
     @property

@@ -108,7 +108,7 @@ class DistributedModel(Mark):
         super().__init__()
         self.process_group = model_group(module, process_group)
         self.module = module
-        self._sharded = is_sharded(module)
+        self.is_sharded = is_sharded(module)
         self._shards: dict[torch.Tensor, Shard] = {}
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
         self.bagua_optimizers: list[torch.optim.Optimizer] = (
@@ -221,7 +221,7 @@ class DistributedModel(Mark):
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
         if (
-            self._new_tuner is not None and self._tuner is None and not self._sharded
+            self._new_tuner is not None and self._tuner is None and not self.is_sharded
         ):  # each place would decide  # once: a repeat keeps the one that there is
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
@@ -230,14 +230,16 @@ class DistributedModel(Mark):
         """Tensors, buckets, plans and hooks, all made anew by the algorithm. ``alone``: on a newcomer, while the others
         wait for it."""
         self._remove_hooks()
-        if self._sharded:
+        if self.is_sharded:
             show_parts(self.module)
         self._layout.make()
         self.exchanged = self.bagua_algorithm.exchanged
         self._renewal.begin()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
-        if adding and self._sharded:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
+        if self.is_sharded and self.trained_beside_buckets():
+            raise ConfigError("Sparse gradients do not go between islands: make Embedding with sparse=False. [BG618]")
+        if adding and self.is_sharded:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
             raise ConfigError(
                 f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
                 "and multiply the loss by bagua.get_replica_count(). [BG618]"
@@ -330,7 +332,7 @@ class DistributedModel(Mark):
         add = self._handles.append
         # Before FSDP's own, which puts whole parameters in the place of parts: a step may begin with new buckets.
         first = ModuleHook(self.module, self._before_forward)
-        add(self.module.register_forward_pre_hook(first, prepend=self._sharded))
+        add(self.module.register_forward_pre_hook(first, prepend=self.is_sharded))
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
         passes.parameters = [cast("torch.nn.Parameter", whole_of(one)) for _, one in trained]
@@ -345,7 +347,7 @@ class DistributedModel(Mark):
         for name, parameter in parameters:
             if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)
-            if self._sharded and not isinstance(parameter, Shard):
+            if self.is_sharded and not isinstance(parameter, Shard):
                 add(parameter.register_post_accumulate_grad_hook(average_in_island))  # type: ignore[no-untyped-call]
             hook = GradientHook(passes.after_gradient, on_gradient, name)
             add(whole_of(parameter).register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
@@ -665,4 +667,8 @@ def join_models(
 ) -> AbstractContextManager[object]:
     """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
     can't be in one."""
+    if enable and any(model.is_sharded for model in models):
+        raise ConfigError(
+            "Ranks of an island run the same passes: join() is for models that each rank holds whole. [BG618]"
+        )
     return Uneven([model.shadow for model in models], divide_by_initial_world_size, throws) if enable else nullcontext()
