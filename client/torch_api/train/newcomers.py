@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.shards import is_shard
+from bagua.torch_api.comm.shards import is_shard, is_sharded
 from bagua.torch_api.step.parameters import trainable_parameters
 
 LOOK_EVERY = 10
@@ -33,7 +33,7 @@ class Newcomers:
         self._module = module
         self._ignored = ignored
         self._known = set(known)
-        self._sharded = any(map(is_shard, self._known))
+        self._sharded = is_sharded(module)
         self._find_frozen()
         self._passes = 0
         self._registered = False
