@@ -61,8 +61,8 @@ class Shard(torch.nn.Parameter):
         if found.placements != self.whole.placements:
             raise BaguaError(
                 f"A parameter {list(self.whole.shape)} is divided as {self.whole.placements} among the ranks of the "
-                f"island, and its gradient as {found.placements}: such a model can't be trained between islands yet. "
-                "[BG618]"
+                f"island, and its gradient as {found.placements}: shard the model by fully_shard alone, which was "
+                "tried between islands. [BG618]"
             )
         return local_part(found)
 

@@ -115,7 +115,10 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
                 "local_sgd, diloco, streaming_diloco, no_loco). [BG618]"
             )
         if is_sharded(model.module) and current().elastic and not model.bagua_algorithm.joins_all:
-            raise ConfigError(f"{type(chosen).__name__} can't train a sharded model in an elastic job yet. [BG618]")
+            raise ConfigError(
+                f"{type(chosen).__name__} can't train a sharded model in an elastic job yet: take diloco or local_sgd, "
+                "or leave --elastic out. [BG618]"
+            )
         if is_sharded(model.module) and model.steps_in_backward:
             raise ConfigError("step_in_backward=True is for models that each rank holds whole: leave it out. [BG618]")
         check_optimizers(model.bagua_optimizers, model.module)

@@ -166,7 +166,9 @@ def _check_islands(spec: common_pb2.JobSpec) -> None:
     if words := islands.misfit(size, [spec.nproc_per_node] * spec.nnodes):
         raise InvalidRequestError(f"{words}: choose another --island-size or --nproc-per-node. [BG114]")
     if 0 < spec.respawn < size:
-        raise InvalidRequestError(f"spec.respawn is {spec.respawn}: no island of {size} is as small. [BG114]")
+        raise InvalidRequestError(
+            f"spec.respawn is {spec.respawn}, and an island has {size} ranks: give as many, or 0. [BG114]"
+        )
     if spec.elastic and spec.nproc_per_node % size:
         raise InvalidRequestError(
             f"spec.nproc_per_node is {spec.nproc_per_node}: in an elastic job each island lies on one node, so it must "
