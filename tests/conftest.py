@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 
 from rig import shares
 from rig.ports import free_port
+from rig.programs import missing
 from rig.system.postgres import as_postgres, binaries
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
@@ -162,8 +163,6 @@ def wait_until_it_answers(url, process, log):
 @pytest.fixture(scope="session")
 def postgres_server():
     """The URL of a server on which databases may be made."""
-    if not importlib.util.find_spec("psycopg"):
-        pytest.skip("PostgreSQL: the package psycopg is not installed")
     url = os.environ.get("BAGUA_TEST_POSTGRES_URL")
     if url:
         yield url.replace("postgresql://", "postgresql+psycopg://", 1)
@@ -173,7 +172,7 @@ def postgres_server():
         with system_server(bin_dir, prefix) as url:
             yield url
         return
-    pytest.skip("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, and no binaries on this machine")
+    missing("PostgreSQL: no BAGUA_TEST_POSTGRES_URL, and no binaries on this machine")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import native_build as native
+from rig.programs import missing
 
 TIDY = shutil.which("clang-tidy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 """Clang's parser, from a package of Python: a machine needs no compiler besides g++."""
@@ -42,7 +43,7 @@ def _locks(path):
 def test_guarded_members_are_used_under_their_mutex(name, files, tmp_path):
     """Each unit compiles with Clang, without a finding."""
     if TIDY is None:
-        pytest.skip("no clang-tidy (pip install clang-tidy)")
+        missing("no clang-tidy (pip install clang-tidy)")
     joined = tmp_path / "joined.cpp"
     joined.write_text("".join(f'#include "{path}"\n' for path in files))
     command = [TIDY, *CHECKS, str(joined), "--", *FLAGS]
