@@ -249,7 +249,7 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
     # -P: no module of this folder hides another
     command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), extension.kind, str(target)]
     try:
-        # Who may write there chooses the code that processes of this user load.
+        # A user who may write there chooses the code that processes of this user load.
         target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:

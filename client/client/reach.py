@@ -29,7 +29,7 @@ def find_reach(address: str | None = None, token: str | None = None, tls: TlsFil
     published = _published()
     explicit = address or os.environ.get("BAGUA_COORDINATOR")
     if tls is None:
-        # What was published is for the published address alone.
+        # A published folder is for the published address alone.
         folder = os.environ.get("BAGUA_TLS") or ("" if explicit else published.get("tls", ""))
         tls = Path(folder) if folder else None
     return Reach(

@@ -32,7 +32,7 @@ def main() -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if options.serve:
-        # Whoever writes has broken links meanwhile.
+        # Pages that are being written have broken links meanwhile.
         serve.serve(str(CONFIGURATION), dev_addr=options.serve, strict=False)
         return
     started = time.monotonic()

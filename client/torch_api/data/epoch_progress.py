@@ -210,7 +210,7 @@ class Course:
                     f"ElasticSampler differs between members: {setting} on this one, {other['setting']} on member "
                     f"{member}. All ranks make it with the same arguments. [BG603]"
                 )
-        # The one that is furthest: what it has committed is committed on all.
+        # The furthest member: all that it has committed is committed everywhere.
         first = max((state for _, state in told.values()), key=itemgetter("generation", "epoch", "committed"))
         given = {member: _given(*told[member], first) if member in told else 0 for member in members}
         own = given[self.member]

@@ -461,7 +461,7 @@ class Job:
             return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         tail = self._processes.error_tail(member, rank.reason if rank is not None else "") if code else ""
-        # What was written before a death by signal says nothing of it, but for a crash's stack.
+        # Output before a death by signal says nothing of it, but for a crash's stack.
         reason = error_reason(tail) if code > 0 or is_crash(tail) else ""
         if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:
             reason = self._late.get(member) or ended_here(self.state, member) or self._processes.explain_kill(member)

@@ -128,7 +128,7 @@ class JobState:
         """The part that the coordinator is told; a change of it is a report."""
         # The coordinator is not told the phases between.
         phase = self.phase if self.phase in (Phase.PREPARING, Phase.STOPPED) else Phase.RUNNING
-        # What the coordinator does not learn is left blank: a change of it is no report.
+        # Fields that the coordinator does not learn are blank: their change is no report.
         ranks = tuple(
             replace(rank, connected=False, lost=self.elastic and rank.lost, ends_by=None) for rank in self.present
         )

@@ -39,7 +39,7 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
     others = [one for one in inner.get("containers", []) if one.get("name") != CONTAINER]
     volumes, mounts = _volumes(seen, spec)
     container = _container(spec, mounts, given)
-    # Of equal names Kubernetes takes the last.
+    # Kubernetes takes the last of equal names.
     container["env"] = [*_environment(seen, spec), *_sourced(spec), *given.get("env", [])]
     made = {
         "restartPolicy": "Never",  # a daemon that comes back in the same pod has lost its ranks: a new pod is as good

@@ -96,7 +96,7 @@ def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
     tells = alive and age < TELL_S and policy is not CleanPodPolicy.ALL
     if not tells:  # daemons hear of the end from the coordinator, so it goes after that
         whole = objects.infrastructure(seen, spec, seen.coordinator_credentials, False)
-        # Of a job that has ended nothing is made anew.
+        # Nothing of a job that has ended is made anew.
         actions += _changed(seen, [one for one in whole if (one["kind"], one["metadata"]["name"]) in seen.hashes])
     pauses = [*([1.0] if tells else []), *([ttl - age] if ttl is not None else [])]
     return Plan(tuple(actions), found, min(pauses, default=None))

@@ -129,7 +129,7 @@ def test_lost_ranks_are_replaced_on_their_node():
 
 
 def test_a_lost_rank_costs_its_island_and_whole_ones_join():
-    """Of nodes with two islands of two. The daemon ends whoever is in no generation any more."""
+    """Nodes have two islands of two ranks. A daemon ends ranks that are in no generation any more."""
     c = Cluster("ab", most=2, respawn=3, per_node=4, island_size=2)
     c.says("a", killed(3))
     assert c.decide().generation == 2 and c.members() == [("a", [0, 1]), ("b", [4, 5, 6, 7])]
