@@ -9,6 +9,11 @@ ORPHANED = "Its daemon was started again"
 ORPHANED_NEWCOMER = f"{ORPHANED} while it prepared to join: others are started."
 
 
+def island_words(rank: int) -> str:
+    """Says in a line which rank of its island was lost."""
+    return f"Rank {rank} of its island was lost, so its daemon has ended it."
+
+
 def late_words(seconds: float) -> str:
     """Says in a line for how long it was seen so."""
     return f"{LATE} for {seconds:.0f} s while others waited, so its daemon has ended it."

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bagua.base import islands
 from bagua.base.disk import FULL, disk_words
 from bagua.base.end_reasons import late_words
 from bagua.base.errors import BaguaError
@@ -61,6 +62,7 @@ class Job:
             grace_s=spec.stop_grace_s,
             join_s=spec.join_timeout_s,
             elastic=spec.elastic,
+            island_size=islands.size_in(spec.program.env) if spec.elastic else 1,
             generation=spec.generation,
         )
         self.tokens: dict[int, bytes] = {}

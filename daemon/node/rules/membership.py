@@ -11,7 +11,7 @@ import math
 import signal
 from dataclasses import replace
 
-from bagua.base.end_reasons import SPENT, overdue_words
+from bagua.base.end_reasons import SPENT, island_words, overdue_words
 from bagua.daemon.node.rules import events
 from bagua.daemon.node.rules.events import Instruction
 from bagua.daemon.node.rules.state import JobState, Phase, Rank, RankPhase, newcomers
@@ -132,6 +132,18 @@ def lost(state: JobState, member: int, now: float) -> JobState:
     return armed(state.update(member, ends_by=now + LOST_S))
 
 
+def end_island(state: JobState, member: int) -> Step:
+    """Kills the others of an island that has lost this member: they would wait for it in torch's collectives, or fail
+    there."""
+    rank = state.find(member)
+    mates = state.island(rank) if rank is not None else ()
+    mates = tuple(one for one in mates if one.phase is RankPhase.RUNNING and not (one.left or one.ends_by == math.inf))
+    for mate in mates:
+        words = island_words(rank.rank) if rank is not None else ""
+        state = state.update(mate.member, ends_by=math.inf, told_lost=True, reason=words)
+    return state, [events.SignalRanks(tuple(mate.pid for mate in mates), signal.SIGKILL)] if mates else []
+
+
 def overdue(state: JobState, event: events.TimerFired, now: float) -> Step:
     """Kills who should have ended by itself."""
     late = [rank for rank in state.alive if rank.ends_by is not None and rank.ends_by <= now]
@@ -146,6 +158,8 @@ def ended_here(state: JobState, member: int) -> str:
     rank = state.find(member)
     if rank is None or rank.ends_by != math.inf:
         return SPENT if rank in _spent(state) else ""
+    if rank.told_lost:
+        return rank.reason
     if rank in state.leaving:
         return overdue_words(LEAVE_S, "a planned change had dismissed it")
     return overdue_words(LOST_S, "the others had lost it")

@@ -65,6 +65,7 @@ class JobState:
     grace_s: float
     join_s: float
     elastic: bool = False  # the loss of a rank is no failure: the coordinator sends the next generation
+    island_size: int = 1  # of an elastic job: so many ranks are lost together
     generation: int = 1  # the newest that the coordinator has told
     entered: int = 1  # that of the engine; 0: there are newcomers alone
     lobby: tuple[Rank, ...] = ()  # newcomers that prepare to join
@@ -109,6 +110,13 @@ class JobState:
         """The rank with that number, of whichever generation."""
         return next((rank for rank in self.everybody if rank.member == member), None)
 
+    def island(self, rank: Rank) -> tuple[Rank, ...]:
+        """The other ranks of its island; none where it is alone, or in no generation."""
+        if self.island_size == 1 or rank not in self.ranks:
+            return ()
+        number = rank.rank // self.island_size
+        return tuple(one for one in self.ranks if one.rank // self.island_size == number and one != rank)
+
     def update(self, member: int, **changes: Any) -> JobState:
         """The state with the rank of that number changed, if there is one."""
 
@@ -146,6 +154,7 @@ def new_job(
     grace_s: float,
     join_s: float = 0.0,
     elastic: bool = False,
+    island_size: int = 1,
     generation: int = 1,
 ) -> JobState:
     """The state after the first RunJob, before anything was done. ``members``: by rank; none: the same numbers.
@@ -159,6 +168,7 @@ def new_job(
         grace_s=grace_s,
         join_s=join_s,
         elastic=elastic,
+        island_size=island_size,
         generation=generation,
         entered=generation if ranks else 0,
         lobby=newcomers(joining),

@@ -177,16 +177,16 @@ def _lost(state: JobState, event: events.RankLost, now: float) -> Step:
     if after is not state and after.adopt and rank is not None:
         text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"
         return _fail(after, now, text)
-    return (membership.lost(after, event.rank, now) if after.elastic else after), instructions
+    return membership.end_island(membership.lost(after, event.rank, now), event.rank) if after.elastic else (after, [])
 
 
 def _mark_told(state: JobState, event: events.RankTold, now: float) -> Step:
     """Notes what a rank has told of its end; the engine has closed its connection."""
     rank = state.find(event.rank)
-    if rank is None or rank.phase is not RankPhase.RUNNING:
+    if rank is None or rank.phase is not RankPhase.RUNNING or rank.told_lost:
         return state, []
     told: dict[str, Any] = {"reason": event.text, "lost": event.lost, "told_lost": event.lost}
-    told["follows"] = _failed(state)
+    told["follows"] = _failed(state) or any(mate.reason for mate in state.island(rank))
     if state.adopt:  # nobody tells of the end of its process
         signum = int(signal.SIGKILL) if event.lost else 0
         told |= {"phase": RankPhase.EXITED, "exit_code": -signum or 1, "signal": signum}
@@ -200,7 +200,10 @@ def _told(state: JobState, event: events.RankTold, now: float) -> Step:
     if after is state or rank is None:
         return after, instructions
     if after.elastic and (event.lost or rank.newcomer or rank not in after.ranks):
-        return membership.lost(after, event.rank, now), instructions
+        after = membership.lost(after, event.rank, now)
+        return membership.end_island(after, event.rank) if event.lost else (after, [])
+    if after.island(rank):  # torch's group may have lost another one, of which nobody has told yet: the exit tells
+        return membership.lost(after, event.rank, now), []
     if event.lost and not after.adopt:
         return after, instructions  # the engine fails, and its process ends
     failing, instructions = _fail(after, now, f"rank {rank.rank} (pid {rank.pid}) has failed: {event.text}")
@@ -213,7 +216,8 @@ def _mark_exited(state: JobState, event: events.RankExited, now: float) -> Step:
         return state, []
     end = {"exit_code": event.exit_code, "signal": event.signal, "error_tail": event.error_tail, "exited_at": event.at}
     end["reason"] = rank.reason or event.reason
-    if state.elastic and (rank.told_lost or event.exit_code == KILLED_BELOW):
+    follows = any(mate.signal for mate in state.island(rank)) and event.exit_code > 0
+    if state.elastic and (rank.told_lost or follows or event.exit_code == KILLED_BELOW):
         end |= {"exit_code": -signal.SIGKILL, "signal": int(signal.SIGKILL)}
     elif rank.reason and event.signal:  # it has failed, and took long to end
         end |= {"exit_code": 1, "signal": 0}
@@ -226,7 +230,9 @@ def _exited(state: JobState, event: events.RankExited, now: float) -> Step:
     after, instructions = _mark_exited(state, event, now)
     rank = after.find(event.rank)
     if after.elastic and rank is not None and (rank.signal or rank.newcomer or rank not in after.ranks):
-        return _close(after) if membership.left_behind(after) else (after, [])
+        if membership.left_behind(after):
+            return _close(after)
+        return membership.end_island(after, event.rank) if rank.signal else (after, [])
     if after is not state and rank is not None and (rank.exit_code or rank.signal):
         return _fail(after, now, describe_exit(rank, state.node_id))
     return after, instructions

@@ -233,6 +233,42 @@ def test_a_kill_below_a_rank_is_a_loss(told):
     assert job.ranks[0].reason == ("a worker was killed" if told else "")
 
 
+def island(*events):
+    """Two islands of two ranks; all run."""
+    job = s.new_job("b", (2, 3, 4, 5), adopt=False, grace_s=7.0, elastic=True, island_size=2)
+    return drive(job, READY, *(ev.RankStarted(member, 70 + member) for member in (2, 3, 4, 5)), *events)[0]
+
+
+@pytest.mark.parametrize("end", [ev.RankLost(2, "hang-up", 0.0), ev.RankTold(2, "^C", 0.0, lost=True), exited(2, -9, 9)])
+def test_a_lost_rank_takes_its_island_with_it(end):
+    """Without a word of the coordinator, and whatever torch's group says of it to the others."""
+    job, told = drive(island(), end)
+    assert told == [ev.SignalRanks((73,), signal.SIGKILL)]
+    assert "Rank 2 of its island was lost" in membership.ended_here(job, 3)
+    job, told = drive(job, exited(2, -9, 9), ev.RankTold(3, "Connection closed by peer", 0.0, lost=False), exited(3, 1))
+    assert not told and job.phase is Phase.RUNNING and not job.failure
+    assert [(rank.signal, rank.follows) for rank in job.ranks] == [(9, False), (9, False), (0, False), (0, False)]
+    assert drive(island(ev.RankLeft(3, 0.0)), end)[1] == [], "it has left, and ends by itself"
+
+
+@pytest.mark.parametrize("end", [ev.RankLost(2, "hang-up", 0.0), exited(2, -9, 9)])
+def test_an_error_of_torchs_group_may_be_told_before_the_loss_behind_it(end):
+    job, told = drive(island(), ev.RankTold(3, "Connection closed by peer", 0.0, lost=False))
+    assert not told and job.phase is Phase.RUNNING
+    job, _ = drive(job, end, exited(3, 1), exited(2, -9, 9))
+    assert job.phase is Phase.RUNNING and [rank.signal for rank in job.ranks] == [9, 9, 0, 0]
+
+
+def test_an_exception_in_an_island_ends_the_job():
+    """The other rank's error of torch's group follows it, whichever ends first."""
+    told_first = ev.RankTold(2, "ValueError: no", 0.0, lost=False), ev.RankTold(3, "closed by peer", 0.0, lost=False)
+    job, told = drive(island(), *told_first, exited(2, 1), exited(3, 1))
+    assert told == [ev.Abort("rank 2 (pid 72) on node b exited with code 1")]
+    assert [rank.follows for rank in job.ranks[:2]] == [False, True]
+    job, told = drive(island(), told_first[0], ev.TimerFired(), now=membership.LOST_S + 1)
+    assert not job.ranks[0].signal and job.deadline == 2 * membership.LOST_S + 1, "its interpreter hangs"
+
+
 def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
     _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
     assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
