@@ -20,6 +20,17 @@ def size_in(variables: Mapping[str, str]) -> int:
     return int(text)
 
 
+def rank_name(rank: int, size: int) -> str:
+    """``rank 3``, with islands ``rank 3 of island 1``."""
+    return f"rank {rank}" + (f" of island {rank // size}" if size > 1 else "")
+
+
+def count(ranks: int, size: int, noun: str = "rank") -> str:
+    """``1 rank``, ``6 ranks``, with islands ``1 island (2 ranks)``. Singular if there are ``size`` ranks."""
+    text = f"{ranks} {noun}" + ("" if ranks == 1 else "s")
+    return text if size == 1 else f"{ranks // size} {'island' if ranks == size else 'islands'} ({text})"
+
+
 def misfit(size: int, ranks: Sequence[int]) -> str:
     """Says why hosts with so many ``ranks`` each can't be divided into islands of this size; empty if they can."""
     world = sum(ranks)

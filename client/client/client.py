@@ -20,6 +20,7 @@ from bagua.base.job_options import JobOptions
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address, handshake_words
 from bagua.client.accounts import Accounts
+from bagua.client.describe import island_size
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
 from bagua.client.specification import job_spec
@@ -363,7 +364,7 @@ class Client:
         """Has all ranks and hosts of a job that runs record their next ``steps`` (0: 5); returns when they have, or
         after ``timeout_s`` (0: 60) with what has come. ``bagua.timeline.chrome.to_chrome`` makes a file of it. Raises
         NotFoundError, InvalidRequestError, and ConflictError for a job that makes no steps now."""
-        found = Trace(job_id, steps or DEFAULT_TRACE_STEPS)
+        found = Trace(job_id, steps or DEFAULT_TRACE_STEPS, island_size=island_size(self.get(job_id)))
         limit = (timeout_s or 60.0) + TRACE_GRACE_S
         request = job_pb2.TraceJobRequest(job_id=job_id, steps=steps, timeout_s=timeout_s)
         with self._words(limit):

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from bagua.base import islands
 from bagua.proto import common_pb2, job_pb2
 from bagua.timeline.shares import StepShare, step_words, straggler_words
 
@@ -31,9 +32,14 @@ def _fields(message: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(message, name) or (None if name in _TIMES else getattr(message, name)) for name in names}
 
 
-def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
+def island_size(job: job_pb2.Job) -> int:
+    """Number of ranks that hold one copy of a sharded model together."""
+    return islands.size_in(job.spec.env)
+
+
+def rank_document(rank: common_pb2.RankStatus, island_size: int = 1) -> dict[str, Any]:
     """Makes the document of one rank. exit_code is null until the rank has exited. Ranks that are gone have a
-    last_generation.
+    last_generation. Where islands have several ranks, it has its island, in its last generation.
     """
     names = ("rank", "local_rank", "node_id", "state", "pid", "exit_code", "signal", "error_tail", "reason", "log_path")
     code = rank.exit_code if rank.state == common_pb2.RANK_STATE_EXITED else None
@@ -42,6 +48,7 @@ def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
         "state": rank_state(rank.state),
         "exit_code": code,
         "last_generation": rank.last_generation or None,
+        **({"island": rank.rank // island_size} if island_size > 1 else {}),
     }
 
 
@@ -52,8 +59,9 @@ def progress_document(progress: common_pb2.Progress) -> dict[str, Any]:
 
 def job_document(job: job_pb2.Job) -> dict[str, Any]:
     """Makes the document of one job, without its events. Times are seconds since the epoch, null where it has not come
-    to that.
+    to that. It has island_size where islands have several ranks.
     """
+    size = island_size(job)
     return {
         "job_id": job.job_id,
         "name": job.spec.name,
@@ -70,10 +78,10 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "finished_at": job.finished_at or None,
         "waiting": job.waiting,
         "progress": progress_document(job.progress) if job.HasField("progress") else None,
-        "ranks": [rank_document(rank) for rank in job.ranks],
+        "ranks": [rank_document(rank, size) for rank in job.ranks],
         "elastic": job.spec.elastic,
         "min_nodes": (job.spec.min_nodes or 1) if job.spec.elastic else None,
-        "gone": [rank_document(rank) for rank in job.gone],
+        "gone": [rank_document(rank, size) for rank in job.gone],
         "joining": [{**rank_document(rank), "ready": rank.ready_to_join} for rank in job.joining],
         "wanted_nodes": job.wanted_nodes if job.spec.elastic else None,
         "paused": job.paused,
@@ -84,6 +92,7 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "unix_user": job.unix_user,
         "step": step_lines(job),
         "step_shares": [asdict(share) for share in step_shares(job)],
+        **({"island_size": size} if size > 1 else {}),
     }
 
 
@@ -109,8 +118,8 @@ def step_lines(job: job_pb2.Job) -> list[str]:
     """Lines about a job that runs: what its steps wait for, and the straggler if there is one."""
     if job.state in ENDED:
         return []
-    shares = step_shares(job)
-    return [line for line in (step_words(shares), straggler_words(shares)) if line]
+    shares, size = step_shares(job), island_size(job)
+    return [line for line in (step_words(shares, size), straggler_words(shares, size)) if line]
 
 
 def summary_document(job: job_pb2.Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bagua.base.secrets import HIDDEN
-from bagua.client.describe import duration, event_document, job_document, job_state, rank_document
+from bagua.client.describe import duration, event_document, island_size, job_document, job_state, rank_document
 from bagua.dashboard.feed import JobFeed
 from bagua.proto import common_pb2, job_pb2
 
@@ -69,17 +69,17 @@ def counts(nodes: Iterable[job_pb2.Node], jobs: Iterable[job_pb2.Job]) -> dict[s
 
 def whole_job(feed: JobFeed) -> dict[str, Any]:
     """A job with its ranks. The caller holds the feed's lock."""
-    job = feed.job
+    job, size = feed.job, island_size(feed.job)
     shown = sorted(job.ranks, key=lambda rank: (not _failed(rank), rank.rank))[:MAX_RANKS]
     failed = next((rank for rank in shown if _failed(rank) and rank.error_tail), None)
     document = {key: value for key, value in job_document(job).items() if key not in ("ranks", "gone", "joining")}
     document["args"] = [short(text, 200) for text in job.spec.args[:50]]
     document["reason"], document["waiting"] = short(job.reason), short(job.waiting)
     document["env"] = {short(k, 100): short(v, 200) for k, v in sorted(job.spec.env.items())[:50]}
-    document["ranks"] = [_rank(rank) for rank in sorted(shown, key=lambda rank: rank.rank)]
+    document["ranks"] = [_rank(rank, size) for rank in sorted(shown, key=lambda rank: rank.rank)]
     document["last_lines"] = {"rank": failed.rank, "text": short(failed.error_tail)} if failed else None
     document["rank_count"] = len(job.ranks)
-    document["gone"] = [_rank(rank) for rank in job.gone[:MAX_RANKS]]
+    document["gone"] = [_rank(rank, size) for rank in job.gone[:MAX_RANKS]]
     document["joining"] = [_rank(rank) for rank in job.joining[:MAX_RANKS]]
     document["no_again"] = no_again(job.spec)
     document["took"] = duration(job.finished_at - job.created_at) if job.finished_at else None
@@ -90,11 +90,11 @@ def _failed(rank: common_pb2.RankStatus) -> bool:
     return bool(rank.exit_code or rank.signal)
 
 
-def _rank(rank: common_pb2.RankStatus) -> dict[str, Any]:
+def _rank(rank: common_pb2.RankStatus, island_size: int = 1) -> dict[str, Any]:
     """Makes the document of a rank without its last lines: those of one rank are enough for the page, and those of 256
     are a megabyte.
     """
-    return {name: value for name, value in rank_document(rank).items() if name != "error_tail"}
+    return {name: value for name, value in rank_document(rank, island_size).items() if name != "error_tail"}
 
 
 def events_of(events: Iterable[job_pb2.JobEvent]) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, DataTable, Footer, Header, Label, RichLog, Sparkline, Static
 
 from bagua.base.errors import BaguaError
+from bagua.base.islands import rank_name
 from bagua.base.text import printable, printable_output
-from bagua.client.describe import ENDED
+from bagua.client.describe import ENDED, island_size
 from bagua.dashboard.documents import counts
 from bagua.dashboard.feed import Connect, Feeds, JobFeed
 from bagua.dashboard.log_tail import LogTail
@@ -110,9 +111,8 @@ class JobScreen(Screen[None]):
         self.query_one("#parts", Static).update(step_parts(points[-1].values if points else {}))
         text = rank_map(shown["rows"], shown["ranks_in_row"])
         if late is not None and job.state not in ENDED:
-            words = (
-                f"rank {late.rank} on {late.node} computes {late.ms:.1f} ms a step, the others {late.median:.1f} ms\n"
-            )
+            who = rank_name(late.rank, island_size(job))
+            words = f"{who} on {late.node} computes {late.ms:.1f} ms a step, the others {late.median:.1f} ms\n"
             text = Text.assemble((words, "bold red"), text)
         self.query_one("#map", Static).update(text)
         several = len(job.ranks) > 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from bagua.base.text import printable
-from bagua.client.describe import duration, job_state
+from bagua.client.describe import duration, island_size, job_state
 from bagua.proto import job_pb2
 
 MAX_ROWS = 40  # ranks of a map
@@ -66,7 +66,8 @@ def job_head(job: job_pb2.Job, away: str) -> Text:
     """State and size of a job, and why it is so. ``away``: why the coordinator does not answer; empty: it does."""
     state = job_state(job.state)
     text = Text(f"{job.job_id}  ", "dim") + Text(state, f"bold {_COLOURS.get(state, 'yellow')}")
-    text += Text(f"  {job.spec.nnodes} × {job.spec.nproc_per_node} ranks  generation {job.generation}")
+    of = f" in islands of {size}" if (size := island_size(job)) > 1 else ""
+    text += Text(f"  {job.spec.nnodes} × {job.spec.nproc_per_node} ranks{of}  generation {job.generation}")
     for words, style in ((job.reason, ""), (job.waiting, "yellow"), (away, "red")):
         if words:
             text += Text("\n" + printable(words), style)

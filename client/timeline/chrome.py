@@ -54,7 +54,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
     ranks = {source.rank: source.node for source in sources if source.rank != ENGINE}
     events: list[Event] = []
     for pid, source in enumerate(sources, 1):
-        name = f"{source_name(source)}" + ("" if source.rank == ENGINE else f" ({source.node})")
+        name = source_name(source, trace.island_size) + ("" if source.rank == ENGINE else f" ({source.node})")
         events += [
             _meta("process_name", pid, 0, name=name, rank=source.rank, node=source.node),
             _meta("process_sort_index", pid, 0, sort_index=pid),

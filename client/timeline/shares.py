@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bagua.base.islands import rank_name
+
 STRAGGLES = 1.1  # a rank that computes so many times as long as the rank in the middle is named
 LEAST_SHARE = 0.01  # Shares below it are left out
 
@@ -42,7 +44,7 @@ def straggler(shares: Sequence[StepShare]) -> StepShare | None:
     return slowest if slowest.compute > STRAGGLES * statistics.median(others) else None
 
 
-def step_words(shares: Sequence[StepShare]) -> str:
+def step_words(shares: Sequence[StepShare], island_size: int = 1) -> str:
     """Says in one line what the average step consists of. Empty if there is nothing to tell.
 
     "83 % computation, 12 % waiting for host b's bytes (exchange 3 of 7), 5 % waiting for rank 2"
@@ -62,7 +64,7 @@ def step_words(shares: Sequence[StepShare]) -> str:
         parts.append((for_ranks, "waiting for ranks of the host in turn"))
         parts.append((sum(beyond.values()) - for_ranks, f"waiting for the exchange{_exchange(shares, beyond)}"))
     if slowest is not None:
-        parts.append((sum(behind.values()), f"waiting for rank {slowest.rank}"))
+        parts.append((sum(behind.values()), f"waiting for {rank_name(slowest.rank, island_size)}"))
     return ", ".join(f"{100 * part / total:.0f} % {words}" for part, words in parts if part / total >= LEAST_SHARE)
 
 
@@ -83,13 +85,13 @@ def _exchange(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
     return f" (exchange {longest.exchange} of {longest.exchanges})" if longest.exchanges > 1 else ""
 
 
-def straggler_words(shares: Sequence[StepShare]) -> str:
+def straggler_words(shares: Sequence[StepShare], island_size: int = 1) -> str:
     """A second line, that names it; empty if there is none."""
     slowest = straggler(shares)
     if slowest is None:
         return ""
     others = statistics.median(one.compute for one in shares if one is not slowest)
     return (
-        f"rank {slowest.rank} on {slowest.node} computes {slowest.compute:.1f} ms a step, "
+        f"{rank_name(slowest.rank, island_size)} on {slowest.node} computes {slowest.compute:.1f} ms a step, "
         f"the {'other' if len(shares) == 2 else 'others'} {others:.1f} ms"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from bagua.base.islands import rank_name
+
 ENGINE = -1  # ``Source.rank`` of the engine of a host
 
 
@@ -55,12 +57,13 @@ class Clock:
 
 @dataclass
 class Trace:
-    """Trace of one job. ``clocks`` by node."""
+    """Trace of one job, whose islands have ``island_size`` ranks. ``clocks`` by node."""
 
     job_id: str
     steps: int
     sources: list[Source] = field(default_factory=list)
     clocks: dict[str, Clock] = field(default_factory=dict)
+    island_size: int = 1
 
     def add(self, part: Source) -> None:
         """Takes in a part; parts of one source become one."""
@@ -82,7 +85,11 @@ class Trace:
         """Lists in words what has not come, and why."""
         sources = in_order(self.sources)
         found = [source.missing for source in sources if source.missing]
-        found += [f"{source_name(one)} had no room for {one.dropped} spans" for one in sources if one.dropped]
+        found += [
+            f"{source_name(one, self.island_size)} had no room for {one.dropped} spans"
+            for one in sources
+            if one.dropped
+        ]
         return found + [clock.missing for clock in self.clocks.values() if clock.missing]
 
     def bounds(self) -> Mapping[str, int]:
@@ -100,5 +107,5 @@ def in_order(sources: Iterable[Source]) -> list[Source]:
     return sorted(found, key=lambda source: (first[source.node], source.node, source.rank))
 
 
-def source_name(source: Source) -> str:
-    return f"host {source.node}" if source.rank == ENGINE else f"rank {source.rank}"
+def source_name(source: Source, island_size: int) -> str:
+    return f"host {source.node}" if source.rank == ENGINE else rank_name(source.rank, island_size)

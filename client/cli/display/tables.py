@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bagua.base import islands
 from bagua.base.text import printable
 from bagua.cli.display.terminal import metrics_text
-from bagua.client.describe import ENDED, duration, job_state, rank_state, step_lines
+from bagua.client.describe import ENDED, duration, island_size, job_state, rank_state, step_lines
 
 if TYPE_CHECKING:
     from bagua.proto import common_pb2, job_pb2
@@ -83,9 +84,11 @@ def _folder(spec: common_pb2.JobSpec) -> str:
 
 
 def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
+    size = island_size(job)
     _say(f"job        {job.job_id} ({job.spec.name})")
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
-    _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
+    of = f", in islands of {size}" if size > 1 else ""
+    _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks{of})")
     by = f", by {job.submitted_by} in {job.namespace}" if job.submitted_by else ""
     by += f", as the Unix user {job.unix_user}" if job.unix_user else ""
     _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}{by}")
@@ -99,7 +102,7 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     if job.spec.elastic and job.ranks:
         here = _nodes(len({rank.node_id for rank in job.ranks}))
         limits = f"from {job.spec.min_nodes or 1} to {job.wanted_nodes}"
-        ranks = f"{len(job.ranks)} {'rank' if len(job.ranks) == 1 else 'ranks'}"
+        ranks = islands.count(len(job.ranks), size)
         _say(f"elastic    generation {job.generation}, {ranks} on {here} ({limits})")
     if job.tuning:
         _say(f"tuning     {job.tuning}")
@@ -117,10 +120,17 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     if job.gone:
         print("\ngone:")
         rows = [
-            (str(r.member), str(r.last_generation or "none"), r.node_id, _end(r) or "unknown", r.log_path)
+            (
+                str(r.member),
+                *_island(r, size),
+                str(r.last_generation or "none"),
+                r.node_id,
+                _end(r) or "unknown",
+                r.log_path,
+            )
             for r in job.gone
         ]
-        table(("member", "last generation", "node", "exit", "log"), rows)
+        table(("member", *_island(None, size), "last generation", "node", "exit", "log"), rows)
     for rank in job.ranks:
         if rank.error_tail.strip():
             print(f"\nlast lines of rank {rank.rank}:\n{printable(rank.error_tail.rstrip(), lines=True)}")
@@ -131,16 +141,25 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
 
 def _print_ranks(job: job_pb2.Job) -> None:
     """Prints ranks. After a loss ranks are renumbered; a column "member" then shows the number that a process keeps."""
+    size = island_size(job)
     members = ("member",) if any(r.member != r.rank for r in job.ranks) or job.gone else ()
     rows = [
         (
             str(r.rank),
+            *_island(r, size),
             *(str(r.member) for _ in members),
             *(r.node_id, rank_state(r.state), str(r.pid or ""), _end(r), r.log_path),
         )
         for r in job.ranks
     ]
-    table(("rank", *members, "node", "state", "pid", "exit", "log"), rows)
+    table(("rank", *_island(None, size), *members, "node", "state", "pid", "exit", "log"), rows)
+
+
+def _island(rank: common_pb2.RankStatus | None, size: int) -> tuple[str, ...]:
+    """The cell of a rank, or the heading, of a column that is there where islands have several ranks."""
+    if size == 1:
+        return ()
+    return ("island" if rank is None else str(rank.rank // size),)
 
 
 def _nodes(number: int) -> str:

@@ -19,8 +19,10 @@ export class HeatMap {
     this.seen.observe(this.body);
   }
 
-  show(document) {
+  // `name`: what a rank is called.
+  show(document, name) {
     this.document = document;
+    this.name = name;
     this.medians = (document.rows[0] || []).map((_, column) => {
       const found = document.rows.map((row) => row[column]).filter((value) => value !== null).sort((a, b) => a - b);
       return found.length ? found[(found.length - 1) >> 1] : null;
@@ -79,7 +81,7 @@ export class HeatMap {
     const row = Math.floor(y / this.high), column = Math.floor((x - LEFT) / this.wide);
     const value = rows[row]?.[column];
     if (value === undefined || value === null) return null;
-    const name = each > 1 ? `ranks ${row * each}–${row * each + each - 1}` : `rank ${row}${nodes[row] ? ` on ${nodes[row]}` : ""}`;
+    const name = each > 1 ? `ranks ${row * each}–${row * each + each - 1}` : `${this.name(row)}${nodes[row] ? ` on ${nodes[row]}` : ""}`;
     return `${name}\n${number(value)} ms, median ${number(this.medians[column])} ms\n${atTime(begin + column * width)}`;
   }
 

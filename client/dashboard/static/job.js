@@ -11,6 +11,7 @@ const ENDED = ["succeeded", "failed", "cancelled"];
 const CHANGES = ["placed", "regrouped", "suspended", "joining", "joined", "left", "grown", "scaled", "paused", "resumed"];
 const perSecond = (value) => `${bytes(value)}/s`;
 const ms = (value) => `${number(value)} ms`;
+const nameOf = (rank, size) => size ? `rank ${rank} of island ${Math.floor(rank / size)}` : `rank ${rank}`;
 
 export function showJob(main, id, login) {
   document.title = "Job · Bagua";
@@ -64,7 +65,7 @@ class JobView {
       events: (events) => { this.events.push(...events); this.showEvents(); },
       now: (now) => this.now(now),
       chart: (points) => this.points(points),
-      heat: (map) => { this.heat.element.hidden = map.rows.length < 2; this.heat.show(map); },
+      heat: (map) => { this.heat.element.hidden = map.rows.length < 2; this.heat.show(map, (rank) => nameOf(rank, this.known?.island_size)); },
       away: (words) => { this.away.hidden = !words; this.away.textContent = words; },
       log: (news) => this.logs.add(news),
       log_end: (words) => this.logs.end(words),
@@ -95,7 +96,7 @@ class JobView {
           h("button", { type: "button", id: "again", disabled: Boolean(job.no_again), title: job.no_again || null, onclick: () => this.again() }, "Submit again"))),
       h("p", { class: "facts" },
         h("span", { class: "mono" }, job.job_id),
-        h("span", {}, h("b", {}, many(job.nnodes, "node")), ` × ${many(job.nproc_per_node, "rank")}`),
+        h("span", {}, h("b", {}, many(job.nnodes, "node")), ` × ${many(job.nproc_per_node, "rank")}${job.island_size ? ` in islands of ${job.island_size}` : ""}`),
         h("span", {}, over ? "took " : "since ", h("b", {}, over ? job.took : atTime(job.started_at || job.created_at))),
         h("span", {}, "submitted ", h("b", {}, atDate(job.created_at))),
         job.elastic ? h("span", {}, "elastic, generation ", h("b", {}, String(job.generation))) : null,
@@ -128,7 +129,7 @@ class JobView {
     const words = job.state === "failed" || job.state === "cancelled" ? job.reason : over ? "" : job.waiting || (job.state === "pending" || job.state === "waiting" ? job.reason : "");
     fill(this.trouble, [words, failed, job.state], () => !words ? [] :
       h("div", { class: `banner ${job.state === "failed" ? "bad" : "warn"}` }, h("div", {}, words,
-        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of rank ${failed.rank}`), h("pre", {}, failed.text)) : null)));
+        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of ${nameOf(failed.rank, job.island_size)}`), h("pre", {}, failed.text)) : null)));
   }
 
   // ---- figures
@@ -138,7 +139,7 @@ class JobView {
     if (this.known) this.job(this.known);
     const late = now.straggler, over = ENDED.includes(this.known?.state);
     this.late.hidden = !late || over;
-    if (late) this.late.textContent = `Rank ${late.rank}${late.node ? ` on ${late.node}` : ""} computes ${ms(late.ms)} a step, the others ${ms(late.median)}: all wait for it.`;
+    if (late) this.late.textContent = `R${nameOf(late.rank, this.known?.island_size).slice(1)}${late.node ? ` on ${late.node}` : ""} computes ${ms(late.ms)} a step, the others ${ms(late.median)}: all wait for it.`;
   }
 
   points(news) {
@@ -186,12 +187,14 @@ class JobView {
 
   showRanks(job) {
     const rows = [...job.ranks, ...job.joining.map((rank) => ({ ...rank, joins: true })), ...job.gone];
+    const island = (rank) => job.island_size ? h("td", {}, "island" in rank ? String(rank.island) : "") : null;
     fill(this.ranks, [rows, job.rank_count], () => [
       h("header", {}, h("h3", {}, "Ranks"), job.rank_count > job.ranks.length ? h("span", { class: "note" }, `${job.ranks.length} of ${job.rank_count} are listed`) : null),
       rows.length ? h("div", { class: "scroll" }, h("table", { class: "ranks" },
-        h("thead", {}, h("tr", {}, h("th", {}, "Rank"), h("th", {}, "Node"), h("th", {}, "State"), h("th", { class: "num drop" }, "Process"), h("th", {}, "Exit"))),
+        h("thead", {}, h("tr", {}, h("th", {}, "Rank"), job.island_size ? h("th", {}, "Island") : null, h("th", {}, "Node"), h("th", {}, "State"), h("th", { class: "num drop" }, "Process"), h("th", {}, "Exit"))),
         h("tbody", {}, rows.map((rank) => h("tr", {},
           h("td", {}, rank.last_generation ? `member ${rank.member}` : rank.joins ? "joins" : String(rank.rank)),
+          island(rank),
           h("td", {}, rank.node_id),
           h("td", {}, pill(rank.last_generation ? "gone" : rank.state)),
           h("td", { class: "num drop" }, rank.pid ? String(rank.pid) : ""),

@@ -64,6 +64,9 @@ _INFO = Family("bagua_job_info", "A living job; the value is 1.", ("job_id", "na
 _NODES = Family("bagua_job_nodes", "Nodes of a job.", ("job_id",))
 _WANTED = Family("bagua_job_nodes_wanted", "Nodes that a job would take.", ("job_id",))
 _RANKS = Family("bagua_job_ranks", "Ranks of a job's generation.", ("job_id",))
+_ISLANDS = Family(
+    "bagua_job_islands", "Islands of a job's generation, of jobs whose islands have several ranks.", ("job_id",)
+)
 _JOINING = Family("bagua_job_newcomers", "Ranks that prepare to join.", ("job_id",))
 _GENERATION = Family("bagua_job_generation", "Number of a job's generation: goes up with each change.", ("job_id",))
 _CREATED = Family("bagua_job_created_timestamp_seconds", "When a job was submitted, since the epoch.", ("job_id",))
@@ -78,7 +81,7 @@ _PARTS = Family(
 # Metrics that the coordinator has of its own; ``process_...`` come from the library.
 FAMILIES = (
     *(BUILD_INFO, _CONNECTED, _DRAINING, _SLOTS, _USED, _JOBS, _OLDEST, *_COUNTED.values()),
-    *(_INFO, _NODES, _WANTED, _RANKS, _JOINING, _GENERATION, _CREATED, _STEP, _PARTS),
+    *(_INFO, _NODES, _WANTED, _RANKS, _ISLANDS, _JOINING, _GENERATION, _CREATED, _STEP, _PARTS),
 )
 
 
@@ -162,6 +165,8 @@ class CoordinatorCollector(Collector):
             (_CREATED, lambda job: job.created_at),
         ):
             yield family.of({(job.job_id,): number(job) for job in jobs})
+        sharded = (job for job in jobs if job.spec.island_size > 1)
+        yield _ISLANDS.of({(job.job_id,): len(job.ranks) // job.spec.island_size for job in sharded})
         told = {job.job_id: progress for job in jobs if (progress := self._watchers.progress(job.job_id)) is not None}
         yield _STEP.of({(job_id,): progress.step for job_id, progress in told.items()})
         measured = {job_id: progress.shares for job_id, progress in told.items() if progress.HasField("shares")}

@@ -15,13 +15,15 @@ _SHOWN = 3  # losses that are named in one sentence
 @dataclass(frozen=True)
 class Evidence:
     """``lost``: hosts that are out, and why; ``dead``: ranks that have ended on the others; ``suspended``: hosts whose
-    engine has lost somebody; ``away``: a node that is not lost has no session; ``wake``: when silence tells more."""
+    engine has lost somebody; ``away``: a node that is not lost has no session; ``wake``: when silence tells more;
+    ``island_size``: of the job."""
 
     lost: dict[str, str]
     dead: tuple[RankRecord, ...]
     suspended: tuple[HostRecord, ...]
     away: bool
     wake: float | None
+    island_size: int = 1
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.dead or self.suspended)
@@ -29,7 +31,13 @@ class Evidence:
     @property
     def words(self) -> str:
         """The losses, in one sentence without a full stop."""
-        losses = [*self.lost.values(), *(" ".join(describe_exit(rank).split()) for rank in self.dead)]
+        dead: dict[int, RankRecord] = {}
+        for rank in self.dead:  # the rest of an island was ended for the first of its ranks
+            first = dead.setdefault(rank.rank // self.island_size, rank)
+            if rank.exited_at < first.exited_at:
+                dead[rank.rank // self.island_size] = rank
+        ends = (describe_exit(rank, self.island_size) for rank in dead.values())
+        losses = [*self.lost.values(), *(" ".join(end.split()) for end in ends)]
         more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
         return f"{'; '.join(loss.rstrip('.') for loss in losses[:_SHOWN])}{more}"
 
@@ -50,7 +58,7 @@ def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence
             away = away or silent_since(host, nodes, options) is not None
     dead = [rank for host in job.hosts if host.losses and host.node_id not in lost for rank in host.losses]
     suspended = tuple(host for host in job.hosts if host.suspended)
-    return Evidence(lost, tuple(dead), suspended, away, min(wake, default=None))
+    return Evidence(lost, tuple(dead), suspended, away, min(wake, default=None), job.spec.island_size)
 
 
 def failed_by_itself(host: HostRecord) -> bool:

@@ -7,6 +7,7 @@ import signal as signals
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bagua.base import islands
 from bagua.daemon.coordinator.rules.domain import (
     HostRecord,
     JobRecord,
@@ -56,7 +57,7 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
     direct = [rank for rank in failed if not _follows(rank, job)]
     if direct:
         first = min(direct, key=lambda rank: (rank.exited_at or math.inf, rank.rank))  # 0: its node did not say when
-        return Cause(JobState.FAILED, describe_exit(first)), None
+        return Cause(JobState.FAILED, describe_exit(first, job.spec.island_size)), None
     if not failed and not lost and over:
         # Also with a node's error: it came too late to hurt any rank, and the events tell of it.
         return Cause(JobState.SUCCEEDED, f"{all_of(len(job.ranks), 'rank')} ended with exit code 0"), None
@@ -72,7 +73,8 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
         told = next(_told(job), None)
         patience_s = options.settle_s if told is None else options.told_s
         if now >= since + patience_s:
-            return Cause(JobState.FAILED, indirect[0][1] if told is None else describe_exit(told)), None
+            words = indirect[0][1] if told is None else describe_exit(told, job.spec.island_size)
+            return Cause(JobState.FAILED, words), None
         wake.append(since + patience_s)
     # Most nodes of a large job are there: those are passed over quickly.
     away = (
@@ -139,13 +141,14 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
         final = host.phase in (Phase.PREPARING, Phase.STOPPED)
         yield (-math.inf if final else host.error_clock), host.error_text
     for rank in sorted(failed, key=lambda rank: (rank.seen_exited_clock, rank.rank)):
-        yield rank.seen_exited_clock, describe_exit(rank)
+        yield rank.seen_exited_clock, describe_exit(rank, job.spec.island_size)
 
 
-def describe_exit(rank: RankRecord) -> str:
-    """Describes in words how a rank ended, and why, if it failed."""
+def describe_exit(rank: RankRecord, island_size: int) -> str:
+    """Describes in words how a rank ended, and why, if it failed. Newcomers are counted on their node alone, and in no
+    island yet."""
     member = f" (member {rank.number})" if rank.number != rank.rank else ""
-    where = f"rank {rank.rank}{member} on node {rank.node_id}"
+    where = f"{islands.rank_name(rank.rank, 1 if rank.newcomer else island_size)}{member} on node {rank.node_id}"
     if rank.state is not RankState.EXITED:
         return f"{where} has failed: {rank.reason}"
     if rank.signal:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from bagua.base import islands
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.rules.evidence import accusers, ending, host_loss
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes, describe_exit
@@ -83,9 +84,9 @@ def start_newcomers(job: JobRecord, nodes: Nodes, now: float, options: Options) 
     again = tuple((part.node_id, now) for part in parts if part.node_id in at_home for _ in part.ranks)
     recent = tuple((node_id, at) for node_id, at in job.respawns if now < at + _HOUR_S)
     after = replace(job, joining=(*job.joining, *parts), next_member=member, respawns=(*recent, *again))
-    ranks = member - first
-    verb = "newcomer prepares" if ranks == 1 else "newcomers prepare"
-    return Wave(after, "newcomers", f"{ranks} {verb} to join on {names([part.node_id for part in parts])}"), None
+    ranks, size = member - first, job.spec.island_size
+    who = f"{islands.count(ranks, size, 'newcomer')} {'prepares' if ranks == size else 'prepare'}"
+    return Wave(after, "newcomers", f"{who} to join on {names([part.node_id for part in parts])}"), None
 
 
 def hindrance(job: JobRecord) -> str:
@@ -146,7 +147,7 @@ def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options
     """Returns (why a part is given up, None), or (empty, when to look again)."""
     ended = next((rank for rank in part.ranks if rank.state is RankState.EXITED), None)
     if ended is not None:
-        return describe_exit(ended), None
+        return describe_exit(ended, job.spec.island_size), None
     if job.host_index(part.node_id) is None:
         words, at = host_loss(job, part, accusers(job, nodes, options).get(part.node_id), nodes, now, options)
         if words:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bagua.base import islands
 from bagua.daemon.coordinator.rules.broken_links import Pair, pairs_between, put_out
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Phase, Plan
 from bagua.daemon.coordinator.rules.evidence import (
@@ -189,9 +190,17 @@ def _only_newcomers(job: JobRecord, evidence: Evidence) -> bool:
 
 
 def _reason(job: JobRecord, words: str, step: Regroup) -> str:
-    left = sum(host.nranks for host in step.hosts)
-    count = "1 rank goes" if left == 1 else f"{left} ranks go"
-    return f"generation {job.generation + 1}: {words}; {count} on{_unreplaced(job, step, left)}"
+    left, size = sum(host.nranks for host in step.hosts), job.spec.island_size
+    go = f"{islands.count(left, size)} {'goes' if left == size else 'go'} on"
+    return f"generation {job.generation + 1}: {words}; {_islands_out(job, step)}{go}{_unreplaced(job, step, left)}"
+
+
+def _islands_out(job: JobRecord, step: Regroup) -> str:
+    """Names islands that are lost as a whole; empty where an island is one rank."""
+    staying = {rank.number for host in step.hosts for rank in host.ranks}
+    size = job.spec.island_size
+    out = sorted({rank.rank // size for rank in job.ranks if rank.number not in staying}) if size > 1 else []
+    return f"{'island' if len(out) == 1 else 'islands'} {names([str(one) for one in out])} lost; " if out else ""
 
 
 def _unreplaced(job: JobRecord, step: Regroup, left: int) -> str:

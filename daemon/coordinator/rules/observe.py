@@ -244,7 +244,7 @@ def _events(
         yield event("rank_exited", f"{named(well)} on node {host.node_id} exited with code 0")
     badly = [rank for rank in exited if rank.failed]
     for rank in badly[:MAX_EXITS]:
-        yield event("rank_exited", describe_exit(rank))
+        yield event("rank_exited", describe_exit(rank, job.spec.island_size))
     if badly[MAX_EXITS:]:
         yield event("rank_exited", f"{named(badly[MAX_EXITS:])} on node {host.node_id} did not end well either")
     if host.error and not old.error:

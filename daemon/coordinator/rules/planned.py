@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bagua.base import islands
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan
 from bagua.daemon.coordinator.rules.evidence import begins_anew, ending, settled
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes
@@ -110,13 +111,13 @@ def _room(job: JobRecord, nodes: Nodes, left: list[str], admitted: list[HostReco
 
 def _reason(job: JobRecord, step: Regroup, admitted: list[HostRecord], left: list[str]) -> str:
     words = []
+    size = job.spec.island_size
     if admitted:
         ranks = sum(part.nranks for part in admitted)
-        words.append(
-            f"{ranks} {'rank joins' if ranks == 1 else 'ranks join'} on {names([part.node_id for part in admitted])}"
-        )
+        who = f"{islands.count(ranks, size)} {'joins' if ranks == size else 'join'}"
+        words.append(f"{who} on {names([part.node_id for part in admitted])}")
     if left:
         words.append(f"{names(left)} {'leaves' if len(left) == 1 else 'leave'}")
     ranks = sum(host.nranks for host in step.hosts)
     text = "; ".join(words) or "it goes on"
-    return f"generation {job.generation + 1}: {text}; {ranks} {'rank' if ranks == 1 else 'ranks'} from the next step on"
+    return f"generation {job.generation + 1}: {text}; {islands.count(ranks, size)} from the next step on"

@@ -77,6 +77,8 @@ def _span(
         "bagua.nodes": len(job.hosts),
         "bagua.ranks": len(job.ranks),
     }
+    if job.spec.island_size > 1:
+        attributes["bagua.islands"] = len(job.ranks) // job.spec.island_size
     if reason:
         attributes["bagua.reason"] = reason
     title = "bagua.job" if name == "job" else f"bagua.{name.replace(' ', '_')}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bagua.base import trace_context
+from bagua.base import islands, trace_context
 from bagua.daemon.node.rules import events
 from bagua.daemon.node.rules.state import JobState, Phase, RankPhase
 from bagua.otel.tracing import Span
@@ -20,6 +20,7 @@ class NodeSpans:
         self._job_id = job_id
         self._node_id = node_id
         self._context = trace_context.of_job(job_id, environment)
+        self._island_size = islands.size_in(environment)
         self._began = time.time()
         self._ready = 0.0
         self._leaving: tuple[int, float] | None = None  # the generation that is left, since when
@@ -52,6 +53,8 @@ class NodeSpans:
         shares = {"compute": step.compute, "exposed": step.exposed, "hidden": step.hidden}
         attributes = {f"bagua.step.{name}_seconds": seconds for name, seconds in shares.items()}
         known = {**span.attributes, "bagua.rank": rank, "bagua.step": step.step, **attributes}
+        if self._island_size > 1:
+            known["bagua.island"] = rank // self._island_size
         return replace(span, name="bagua.step", attributes=known)
 
     def _all_there(self, state: JobState) -> bool:

@@ -172,7 +172,7 @@ def _mark_lost(state: JobState, event: events.RankLost, now: float) -> Step:
 
 
 def _lost(state: JobState, event: events.RankLost, now: float) -> Step:
-    after, instructions = _mark_lost(state, event, now)
+    after, _ = _mark_lost(state, event, now)
     rank = after.find(event.rank)
     if after is not state and after.adopt and rank is not None:
         text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"

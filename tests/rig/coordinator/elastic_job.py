@@ -159,5 +159,5 @@ def over(member, **more):
     return LocalRank(member, RankState.EXITED, 1, member=member, **more)
 
 
-def killed(member):
-    return over(member, exit_code=-9, signal=9)
+def killed(member, at=0.0):
+    return over(member, exit_code=-9, signal=9, exited_at=at)

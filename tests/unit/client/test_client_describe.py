@@ -2,8 +2,13 @@
 
 import json
 
+from bagua.cli.display import tables
 from bagua.client import describe
+from bagua.dashboard.top_texts import job_head
 from bagua.proto import common_pb2, job_pb2
+from bagua.timeline.chrome import to_chrome
+from bagua.timeline.shares import StepShare, straggler_words
+from bagua.timeline.trace import Source, Span, Trace
 
 
 def ended(state, reason, *ranks):
@@ -63,3 +68,21 @@ def test_documents_are_json_with_stable_keys():
         "rank local_rank node_id state pid exit_code signal error_tail reason log_path exited_at member last_generation"
     )
     assert set(rank) == set(keys.split())
+
+
+def test_islands_are_told_where_they_have_several_ranks(capsys):
+    """In a job of two islands one of which is gone."""
+    job = ended(describe.FAILED, "why", exited(2, 1), exited(3, 0))
+    job.spec.env["BAGUA_ISLAND_SIZE"] = "2"
+    job.gone.add(rank=1, member=5, state=common_pb2.RANK_STATE_EXITED, last_generation=1)
+    document = describe.job_document(job)
+    assert document["island_size"] == 2
+    assert [rank["island"] for rank in (*document["ranks"], *document["gone"])] == [1, 1, 0]
+    tables.print_job(job, ())
+    shown = capsys.readouterr().out
+    assert "ranks, in islands of 2)" in shown and shown.count("island  ") == 2
+    shares = [StepShare(rank, "a", 10.0 + rank, 0, 1) for rank in range(4)]
+    assert straggler_words(shares, 2).startswith("rank 3 of island 1 on a")
+    trace = Trace(job.job_id, 1, [Source("a", 3, spans=[Span("step", "", 0, 9)])], island_size=2)
+    assert to_chrome(trace)["traceEvents"][0]["args"]["name"] == "rank 3 of island 1 (a)"
+    assert "1 × 2 ranks in islands of 2" in str(job_head(job, ""))

@@ -131,12 +131,15 @@ def test_lost_ranks_are_replaced_on_their_node():
 def test_a_lost_rank_costs_its_island_and_whole_ones_join():
     """Nodes have two islands of two ranks. A daemon ends ranks that are in no generation any more."""
     c = Cluster("ab", most=2, respawn=3, per_node=4, island_size=2)
-    c.says("a", killed(3))
+    c.says("a", killed(3), killed(2, 2.0))
     assert c.decide().generation == 2 and c.members() == [("a", [0, 1]), ("b", [4, 5, 6, 7])]
+    why = "rank 3 of island 1 on node a was killed by SIGKILL; island 1 lost; 3 islands (6 ranks) go on"
+    assert c.job.reason == f"generation 2: {why}"
     assert [rank.rank for rank in c.job.ranks] == [0, 1, 2, 3, 4, 5] and len(c.job.former) == 2
     assert c.joining() == [("a", [8, 9])]
     c.enter()
     c.ready("a")
+    assert c.job.reason == "generation 3: 1 island (2 ranks) joins on a; 4 islands (8 ranks) from the next step on"
     c.enter()
     assert c.members() == [("a", [0, 1, 8, 9]), ("b", [4, 5, 6, 7])]
     c.enter()

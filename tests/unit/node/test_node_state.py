@@ -239,7 +239,10 @@ def island(*events):
     return drive(job, READY, *(ev.RankStarted(member, 70 + member) for member in (2, 3, 4, 5)), *events)[0]
 
 
-@pytest.mark.parametrize("end", [ev.RankLost(2, "hang-up", 0.0), ev.RankTold(2, "^C", 0.0, lost=True), exited(2, -9, 9)])
+ENDS = ev.RankLost(2, "hang-up", 0.0), exited(2, -9, 9), ev.RankTold(2, "^C", 0.0, lost=True)
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_a_lost_rank_takes_its_island_with_it(end):
     """Without a word of the coordinator, and whatever torch's group says of it to the others."""
     job, told = drive(island(), end)
@@ -251,7 +254,7 @@ def test_a_lost_rank_takes_its_island_with_it(end):
     assert drive(island(ev.RankLeft(3, 0.0)), end)[1] == [], "it has left, and ends by itself"
 
 
-@pytest.mark.parametrize("end", [ev.RankLost(2, "hang-up", 0.0), exited(2, -9, 9)])
+@pytest.mark.parametrize("end", ENDS[:2])
 def test_an_error_of_torchs_group_may_be_told_before_the_loss_behind_it(end):
     job, told = drive(island(), ev.RankTold(3, "Connection closed by peer", 0.0, lost=False))
     assert not told and job.phase is Phase.RUNNING
