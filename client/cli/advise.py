@@ -60,6 +60,7 @@ def advise(
             help="Ranks on every host. Default: 1; with --profile as it was recorded.",
         ),
     ] = None,
+    island_size: Annotated[int, option("island_size")] = 0,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps to record.")] = DEFAULT_STEPS,
     algorithms: Annotated[
         list[str] | None,
@@ -100,15 +101,25 @@ def advise(
         if save is not None:
             raise UsageError("--save keeps what is recorded now, and --profile records nothing. [BG103]")
         found = checked(StepProfile.load, profile)
+        if island_size not in (0, found.island_size):
+            raise UsageError(
+                f"{profile} was recorded on islands of {found.island_size}: leave --island-size out. [BG103]"
+            )
     else:
         if wire is None:
             raise UsageError(
                 "Say what is between the hosts, as in --network 1gbit,5ms: one host does not show it. [BG004]"
             )
-        found = record(script, args or [], module, nproc_per_node or 1, steps, env, workdir, quiet)
+        ranks = nproc_per_node or max(1, island_size)
+        found = record(script, args or [], module, ranks, island_size, steps, env, workdir, quiet)
         if save is not None:
             found.save(save)
     cluster = Cluster.of(found, wire or measured_network(found), nodes, nproc_per_node)
+    if cluster.ranks % found.island_size:
+        raise UsageError(
+            f"{cluster.ranks} ranks on a host hold no whole islands of {found.island_size}, and what FSDP moves "
+            "between hosts is not predicted: choose a multiple with --nproc-per-node. [BG114]"
+        )
     made = advise_on(found, cluster, chosen)
     document = describe(found, cluster, made) | {"command": command_line()}
     if plot is not None:
@@ -121,6 +132,7 @@ def record(
     args: list[str],
     module: bool,
     ranks: int,
+    island_size: int,
     steps: int,
     env: list[str] | None,
     workdir: Path | None,
@@ -144,6 +156,7 @@ def record(
                     args=args,
                     module=module,
                     nproc_per_node=ranks,
+                    island_size=island_size,
                     name=f"advise {default_name(script, module)}",
                     workdir=folder,
                     env=parse_env(env) | variables,
@@ -210,8 +223,14 @@ def describe(profile: StepProfile, cluster: Cluster, made: Advice) -> dict[str, 
         "recorded_steps": profile.steps,
         "rows": [_row(row) for row in made.rows],
         "recommended": [_row(row) for row in made.recommended],
+        **(_of_islands(profile) if profile.island_size > 1 else {}),
         "best_cuts": {"buckets": cuts, "step_ms": cut.step_s * 1e3, "exposed_ms": cut.exposed_s * 1e3},
     }
+
+
+def _of_islands(profile: StepProfile) -> dict[str, Any]:
+    """``fsdp_bytes``: parameters come twice from the others of the island, and gradients go to them once."""
+    return {"island_size": profile.island_size, "fsdp_bytes": 3 * (profile.island_size - 1) * profile.bytes}
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -284,6 +303,12 @@ def words(document: dict[str, Any]) -> str:
             "no": "Trains in another way (see docs/accuracy.md)",
         }[row["keeps_result"]]
         lines.append(f"{kept}: --algorithm {row['algorithm']}, {row['step_ms']:.1f} ms a step.")
+    if size := document.get("island_size"):
+        lines.append(
+            f"Islands of {size} ranks: MB of gradients are those of one rank's shard, which travel between islands. "
+            f"Inside one, FSDP moves up to {document['fsdp_bytes'] / 1e6:.1f} MB for each rank and step: it is part of "
+            "the computation, as it was recorded on one host."
+        )
     best = document["best_cuts"]
     same = next(row for row in document["rows"] if row["keeps_result"] == "yes")
     if best["step_ms"] < 0.98 * same["step_ms"]:

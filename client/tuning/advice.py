@@ -91,7 +91,7 @@ def _worth(row: Row, against: Row) -> bool:
 def predict(profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cuts | None = None) -> Prediction:
     """A step of the algorithm after its warm-up, the mean over its interval. ``cuts``: buckets of gradients; None: the
     default ones."""
-    if cluster.hosts * cluster.ranks == 1:  # a single rank exchanges nothing
+    if cluster.hosts * cluster.ranks == cluster.island_size:  # a single copy of the model exchanges nothing
         return Prediction(profile.compute_s, 0.0, 0.0)
     model = _Model(profile, cluster, exchange, cuts or default_cuts(profile))
     ways = {
@@ -127,7 +127,8 @@ class _Model:
         """Returns the cost if each rank of the host has a message for a rank elsewhere: they share the wire."""
         hosts, ranks = self.cluster.hosts, self.cluster.ranks
         alone = bucket_cost(nbytes, Cluster(self.cluster.network, hosts), self.profile.speeds, coding, PAIR)
-        far = ranks * (hosts - 1) * ranks / (hosts * ranks - 1)  # of the host's ranks, in the mean
+        copies = ranks // self.cluster.island_size  # of the model, on a host
+        far = ranks * (hosts - 1) * copies / (hosts * copies - 1)  # of the host's ranks, in the mean
         return Cost(alone.sent_bytes * far, alone.hold_s * max(1.0, far), alone.tail_s, alone.work_s * far)
 
     def whole(self) -> Cost:

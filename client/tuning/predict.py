@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua.tuning.network import Network
 from bagua.tuning.profile import CodecSpeed, Speeds, StepProfile
@@ -43,17 +43,20 @@ DEFAULT_DENSITY = 0.01
 
 @dataclass(frozen=True)
 class Cluster:
-    """``hosts`` hosts with ``ranks`` ranks each, and ``network`` between any two of them. ``cores``: of a host."""
+    """``hosts`` hosts with ``ranks`` ranks each, and ``network`` between any two of them. ``cores``: of a host.
+    ``island_size``: of the ranks of a host, so many hold one copy of a sharded model together."""
 
     network: Network
     hosts: int
     ranks: int = 1
     cores: int = 1 << 16
+    island_size: int = 1
 
     @classmethod
     def of(cls, profile: StepProfile, network: Network, hosts: int | None = None, ranks: int | None = None) -> Cluster:
         """Hosts like the one of the profile."""
-        return cls(network, hosts or profile.hosts, ranks or profile.ranks_per_host, profile.cores)
+        ranks = ranks or profile.ranks_per_host
+        return cls(network, hosts or profile.hosts, ranks, profile.cores, profile.island_size)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,12 @@ def allreduce_algorithm(hosts: int, nbytes: float) -> str:
 def bucket_cost(
     nbytes: float, cluster: Cluster, speeds: Speeds, coding: Coding | None = None, pattern: str = ALL_REDUCE
 ) -> Cost:
-    """Cost of the exchange of one bucket of ``nbytes``. ``coding``: the encoding, for buckets of float32 alone."""
+    """Cost of the exchange of one bucket of ``nbytes``. ``coding``: the encoding, for buckets of float32 alone. With
+    islands: of a bucket of each place in them, which share wires and cores."""
+    if (places := cluster.island_size) > 1:
+        alike = replace(cluster, ranks=cluster.ranks // places, island_size=1)
+        one = bucket_cost(nbytes, alike, speeds, coding, pattern)
+        return Cost(places * one.sent_bytes, places * one.hold_s, one.tail_s, places * one.work_s)
     hosts = 2 if pattern == PAIR and cluster.hosts > 1 else cluster.hosts
     local = nbytes / speeds.reduce if cluster.ranks > 1 else nbytes * (hosts - 1) / hosts / speeds.memory
     if hosts == 1:

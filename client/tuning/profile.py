@@ -101,7 +101,8 @@ class StepProfile:
 
     ``parameters``: in the order in which their gradients came. ``forward_ns``: from the start of the forward pass to
     that of backward. ``backward_ns``: to the last gradient. ``rest_ns``: optimizer, data, everything else.
-    ``hosts``, ``ranks_per_host``: of the job that was recorded. ``cores``: that the ranks of a host share. ``threads``:
+    ``hosts``, ``ranks_per_host``, ``island_size``: of the job that was recorded; with islands ``parameters`` are this
+    rank's parts. ``cores``: that the ranks of a host share. ``threads``:
     computing threads of a rank. ``steps``: how many were recorded. ``buckets``: of the recorded job, in their order.
     """
 
@@ -116,6 +117,7 @@ class StepProfile:
     steps: int = 1
     buckets: tuple[BucketCost, ...] = ()
     speeds: Speeds = REFERENCE
+    island_size: int = 1
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that can't be."""
@@ -127,7 +129,7 @@ class StepProfile:
                 raise ConfigError(
                     f"{name} of a step profile is {getattr(self, name)}: it must not be negative. [BG005]"
                 )
-        for name in ("hosts", "ranks_per_host", "cores", "threads", "steps"):
+        for name in ("hosts", "ranks_per_host", "cores", "threads", "steps", "island_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} of a step profile is {getattr(self, name)}: it must be at least 1. [BG005]")
         speeds = {name: getattr(self.speeds, name) for name in ("reduce", "memory", "socket")}

@@ -89,7 +89,7 @@ class StepRecorder:
         self._model = model
         self._hosts = hosts
         membership = session.membership
-        self._ranks = len(membership.local_ranks)
+        self._ranks, self._island_size = len(membership.local_ranks), membership.island_size
         self._writes = membership.rank == 0
         self._path = path
         self._wanted, self._warm_up = wanted, warm_up
@@ -208,6 +208,7 @@ class StepRecorder:
             steps=len(self._spans),
             buckets=buckets,
             speeds=dataclasses.replace(REFERENCE, reduce=reduce),
+            island_size=self._island_size,
         )
 
     def close(self) -> None:

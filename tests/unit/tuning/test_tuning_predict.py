@@ -27,6 +27,19 @@ def test_bytes_and_time_of_an_all_reduce():
     assert one.hold_s == pytest.approx(64 * MIB / 1e9 + 1e-3)
 
 
+def test_islands_exchange_their_shards():
+    """A host sends as much as if each island were one rank, in an operation for each place."""
+    whole, shard = (
+        bucket_cost(nbytes, cluster, FAST)
+        for nbytes, cluster in (
+            (64 * MIB, Cluster(GBIT, 2, ranks=2)),
+            (32 * MIB, Cluster(GBIT, 2, ranks=4, island_size=2)),
+        )
+    )
+    assert shard.sent_bytes == whole.sent_bytes and shard.tail_s == whole.tail_s
+    assert shard.hold_s == pytest.approx(whole.hold_s + FAST.operation_s, rel=1e-2)
+
+
 def test_delays():
     """A small message takes one trip; a long one hides all but the last."""
     small = bucket_cost(4096, Cluster(FAR, 2), FAST)
