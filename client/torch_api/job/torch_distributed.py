@@ -342,11 +342,12 @@ def _listen(address: str, world_size: int) -> tuple[Store, str]:
             port,
             world_size,  # True: this is the server
             True,
-            MEETING,
+            CONNECT_AGAIN,  # it connects to itself: not where a firewall drops even that
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
             use_libuv=False,  # which takes no listening socket in torch 2.4
         )
+    store.set_timeout(MEETING)
     return store, f"{host}:{port}"
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from rig.files import await_file
 from rig.ranks.faults import kill_self
 
 import bagua.torch_api as bagua
+from bagua.chaos.firewall import Firewall, reason_against
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.communication import _torch_to_bagua_pg_map, from_torch_group
 from bagua.torch_api.data_parallel.functional import all_reduce
@@ -202,3 +205,17 @@ def test_ranks_end_where_their_meeting_place_can_not_be_written_any_more(ranks, 
     folder = tmp_path / "meeting"
     folder.mkdir()
     assert ranks.run(rank_loses_its_meeting_place, 2, folder=str(folder)) == [[3], [3]]
+
+
+def test_a_host_that_drops_its_own_packets_opens_no_store_for_long():
+    if reason := reason_against():
+        pytest.skip(f"no firewall here: {reason}")
+    firewall = Firewall("store", "127.0.0.7", 1)
+    try:
+        listen = "from bagua.torch_api.job.torch_distributed import _listen; _listen('127.0.0.7', 2)"
+        with firewall.dropped(("in", "out")):
+            command = [*firewall.prefix, sys.executable, "-P", "-c", listen]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    finally:
+        firewall.close()
+    assert "DistNetworkError" in ended.stderr, ended.stderr
