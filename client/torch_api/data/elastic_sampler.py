@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -42,9 +43,11 @@ class ElasticSampler:
         complexity_fn: What samples cost: a function of a sample, or numbers by index, as a tensor or sequence. The
             samples of a round are dealt out so that the ranks' batches cost about the same, as
             ``LoadBalancingDistributedSampler`` does it, whoever comes and goes.
+        per_island: Ranks of an island get the same batches, as tensor parallelism needs them. ``batch_size`` is then
+            that of an island, and the paragraphs above hold for islands in place of ranks.
 
     All ranks make their samplers in the same order, with the same arguments. Raises ValueError for arguments that make
-    no sense, BaguaError before ``init_process_group``.
+    no sense, TypeError for a dataset without a length, BaguaError before ``init_process_group``.
     """
 
     def __init__(
@@ -56,11 +59,18 @@ class ElasticSampler:
         shuffle: bool = True,
         seed: int = 0,
         complexity_fn: Cost | None = None,
+        per_island: bool = False,
     ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"{type(dataset).__name__} is a stream without a length, and the samples of a stream have no numbers "
+                "that could be dealt out: pass a list of its pieces, such as files with ranges (docs/data.md#streams). "
+                "[BG701]"
+            )
         costs = None if complexity_fn is None else costs_of(dataset, complexity_fn, "complexity_fn")
         # Members compare checksums: the costs themselves may be millions of numbers.
         sum_of_costs = "" if costs is None else digest(costs)
-        setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed, sum_of_costs)
+        setting = Setting(len(dataset), batch_size, global_batch, shuffle, seed, sum_of_costs, per_island)
         self.dataset = dataset
         self._session = current()
         self._units = units(self._session) if self._session.elastic else None
@@ -71,6 +81,19 @@ class ElasticSampler:
         keepers(self._session).add("sampler", self._course)
         if self._units is not None:
             self._units.followers.add("sampler", self._course)
+
+    def state_dict(self) -> dict[str, str]:
+        """Returns the place in the epoch, the same on all ranks, for a checkpoint: batches of committed steps are
+        used."""
+        return {"course": json.dumps(self._course.keep().document)}  # text: checkpoints cut up what has parts
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Goes on from there, with any number of ranks, which call it alike before the first batch. Raises ValueError
+        for the state of another dataset or order."""
+        document = json.loads(state["course"])
+        if words := self._course.misfit(document):
+            raise ValueError(f"This is the state of another ElasticSampler. {words} [BG701]")
+        self._course.make_room(document, None)
 
     @property
     def epoch(self) -> int:

@@ -18,13 +18,14 @@ from bagua.torch_api.data.complexity import balanced_order, balanced_split
 from bagua.torch_api.data.resumable import differences
 from bagua.torch_api.data.shares import Batch, Progress, Split
 
-SIZES = ("batch_size", "global_batch")  # settings that a resumed job may change
+SIZES = ("batch_size", "global_batch", "per_island")  # settings that a resumed job may change
 
 
 @dataclass(frozen=True)
 class Setting:
     """The arguments of a sampler that all members have alike. Exactly one of ``batch_size`` and ``global_batch`` is
-    given. ``costs``: a checksum of what samples cost; empty: their costs are not known."""
+    given. ``costs``: a checksum of what samples cost; empty: their costs are not known. ``per_island``: ranks of an
+    island get the same batches, and sizes are those of islands."""
 
     length: int
     batch_size: int | None
@@ -32,6 +33,7 @@ class Setting:
     shuffle: bool
     seed: int
     costs: str = ""
+    per_island: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -47,14 +49,17 @@ class Setting:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number from 1 on. [BG701]")
 
     def shares(self, ranks: int, island_size: int = 1) -> tuple[int, ...]:
-        """Samples of each rank in a round; those of an island have as many. Raises ValueError if there is not one for
-        each."""
+        """Samples of each rank in a round; those of an island have as many. With ``per_island`` the samples of each
+        island. Raises ValueError if there is not one for each."""
+        who = "ranks"
+        if self.per_island:
+            ranks, island_size, who = ranks // island_size, 1, "islands"
         if self.batch_size is not None:
             return (self.batch_size,) * ranks
         assert self.global_batch is not None
         if self.global_batch < ranks:
             raise ValueError(
-                f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks. [BG701]"
+                f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} {who}. [BG701]"
             )
         if self.global_batch % island_size:
             raise ValueError(
@@ -104,12 +109,24 @@ class Course:
         self._begin(members)
 
     def _begin(self, members: Sequence[int]) -> None:
-        self._chunk = len(members)
+        self._members = tuple(members)
+        readers = self._readers(members)
+        self._chunk = len(readers)
         split = self._order_epoch()
         shares = self.setting.shares(len(members), self._island_size)
-        self._progress = Progress(len(self._order), tuple(members), shares, split=split, last=self._is_last)
+        self._progress = Progress(len(self._order), readers, shares, split=split, last=self._is_last)
         self.given = self._committed = 0
         self.version += 1
+
+    def _readers(self, members: Sequence[int]) -> tuple[int, ...]:
+        """Those that get batches of their own: all members, or the first one of each island."""
+        return tuple(members[:: self._island_size if self.setting.per_island else 1])
+
+    @property
+    def _reader(self) -> int:
+        """The member of which this one gets the batches."""
+        own = self._members.index(self.member)
+        return self._members[own - own % self._island_size] if self.setting.per_island else self.member
 
     def end_after(self, epochs: int) -> None:
         """The training has so many epochs: all samples of the last one are used in it."""
@@ -118,8 +135,10 @@ class Course:
 
     @property
     def _is_last(self) -> bool:
-        """False with islands: their ranks run the same passes, so none may have a batch less than another."""
-        return self._island_size == 1 and self._epochs is not None and self.epoch + 1 >= self._epochs
+        """False where ranks of an island get other samples each: they run the same passes, so none may have a batch
+        less than another."""
+        alike = self._island_size == 1 or self.setting.per_island
+        return alike and self._epochs is not None and self.epoch + 1 >= self._epochs
 
     def _order_epoch(self) -> Split | None:
         """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
@@ -140,7 +159,7 @@ class Course:
 
     def batch(self, ahead: int = 0) -> list[int] | None:
         """Indices of the samples of this member's batch after the next ``ahead`` ones. None: the epoch has no more."""
-        batch = self._progress.batch(self.member, self.given + ahead)
+        batch = self._progress.batch(self._reader, self.given + ahead)
         return None if batch is None else self._samples(batch)
 
     def _samples(self, batch: Batch) -> list[int]:
@@ -150,7 +169,7 @@ class Course:
         """Gives out the next batch. Returns its weight: its samples, divided by the mean of all ranks."""
         batches = self._progress.rounds(self.given + 1)[self.given]
         self.given += 1
-        return _weight(batches, self._progress.members.index(self.member))
+        return _weight(batches, self._progress.members.index(self._reader))
 
     def commit(self) -> None:
         """Commits a step of all members: the batches that they were given are used."""
@@ -171,7 +190,7 @@ class Course:
         # A whole round that is left: the loop gave the epoch up.
         self.opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
         self.epoch += 1
-        self._begin(self._progress.members)
+        self._begin(self._members)
 
     # Changes of membership
 
@@ -219,7 +238,12 @@ class Course:
         self.given = own
         change = self._change_of_weight(members)  # before shares change: it asks who had which batch
         shares = self.setting.shares(len(members), self._island_size)
-        self._progress = self._progress.regroup(members, shares, given)
+        self._members = tuple(members)
+        readers = self._readers(members)
+        # One rank of an island may have been given a batch before another one.
+        size = len(members) // len(readers)
+        held = {one: max(map(given.__getitem__, members[at * size :][:size])) for at, one in enumerate(readers)}
+        self._progress = self._progress.regroup(readers, shares, held)
         self._generation = generation
         self.version += 1
         return change
@@ -245,7 +269,7 @@ class Course:
 
     def make_room(self, document: Any, own: Any) -> Kept:
         """Makes the epoch go on with the present members, and with all samples that no committed batch had."""
-        members, generation = self._progress.members, self._generation
+        members, generation = self._members, self._generation
         # ``hear`` wants the settings and the generation of now.
         state = {**document, "setting": asdict(self.setting), "generation": generation}
         self.given = 0

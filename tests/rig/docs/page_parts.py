@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,8 +105,8 @@ def checkpoints():
 
 
 def data():
-    """Costs of samples."""
-    return script() | {"lengths": [1 + index % 5 for index in range(SAMPLES)]}
+    """Costs of samples, and a file of pieces."""
+    return script() | {"lengths": [1 + index % 5 for index in range(SAMPLES)], "paths": [Path(torch.__file__)]}
 
 
 def elastic():

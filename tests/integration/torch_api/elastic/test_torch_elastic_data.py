@@ -107,18 +107,20 @@ def run(ranks, folder, function, nprocs, kills="", elastic=True, island_size=1, 
     return results, killed
 
 
-def possible_uses(ranks, folder, killed, committed=False):
+def possible_uses(ranks, folder, killed, committed=False, readers=1):
     """How often each sample was used: the step in which a member was killed may have been committed with it, or
-    repeated without. ``committed``: it has been committed for sure."""
+    repeated without. ``committed``: it has been committed for sure. ``readers``: so many read the same."""
     for choice in itertools.product((1,) if committed else (0, 1), repeat=len(killed)):
         ends = {member: step + more for (member, step), more in zip(killed.items(), choice, strict=True)}
         yield Counter(
-            index for member in range(len(ranks.started)) for index in used(folder, member, ends.get(member, 10**9))
+            index
+            for member in range(0, len(ranks.started), readers)
+            for index in used(folder, member, ends.get(member, 10**9))
         )
 
 
-def check(ranks, folder, results, killed, committed=False):
-    possible = [uses + Counter(results[0]["opening"]) for uses in possible_uses(ranks, folder, killed, committed)]
+def check(ranks, folder, results, killed, *options):
+    possible = [uses + Counter(results[0]["opening"]) for uses in possible_uses(ranks, folder, killed, *options)]
     assert Counter(list(range(SAMPLES)) * EPOCHS) in possible, possible
 
 
@@ -141,7 +143,18 @@ def test_a_lost_rank_costs_its_island(ranks, tmp_path, phase):
     kills = f"3:2:0:{phase}"
     found = run(ranks, tmp_path, rank_train, 6, kills, island_size=2, sharded=True, batch_size=2)
     assert [one["member"] for one in found[0]] == [0, 1, 4, 5]
-    check(ranks, tmp_path, *found, committed=phase == "committed")
+    check(ranks, tmp_path, *found, phase == "committed")
+
+
+@pytest.mark.parametrize("phase", ["ready", "committed"])
+def test_ranks_of_an_island_read_the_same(ranks, tmp_path, phase):
+    """Each sample is used once by one island, also in the last epoch."""
+    kills = f"3:2:0:{phase}"
+    options = {"island_size": 2, "sharded": True, "global_batch": 5, "per_island": True}
+    results, killed = run(ranks, tmp_path, rank_train, 6, kills, **options)
+    assert results[0]["opening"] == ()
+    assert all(used(tmp_path, first) == used(tmp_path, first + 1) for first in (0, 4))
+    check(ranks, tmp_path, results, killed, phase == "committed", 2)
 
 
 def test_the_last_epoch_uses_all_samples_too(ranks, tmp_path):
@@ -154,7 +167,7 @@ def test_the_last_epoch_uses_all_samples_too(ranks, tmp_path):
 def test_samples_are_committed_with_their_step(ranks, tmp_path):
     """All have heard the flags of step 2, of which member 2 dies: its batch is not given out again."""
     found = run(ranks, tmp_path, rank_train, 3, "2:2:0:heard", batch_size=3, beside=2)
-    check(ranks, tmp_path, *found, committed=True)
+    check(ranks, tmp_path, *found, True)
 
 
 @pytest.mark.parametrize("elastic", [False, True])

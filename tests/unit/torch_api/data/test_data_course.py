@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from bagua.torch_api.data.complexity import digest
+from bagua.torch_api.data.elastic_sampler import ElasticSampler
 from bagua.torch_api.data.epoch_progress import Course, Setting
 
 Samples = list[tuple[int, int]]  # (epoch, index)
@@ -35,14 +36,15 @@ class Member:
 
 class Job(RuleBasedStateMachine):
     """A step takes one batch, or two where its number is odd. It commits where all members are ready, first on one and
-    later on others. ``used``: samples by step, of all members that took part."""
+    later on others. ``used``: samples by step, of all members that took part. Members of an island of two get the same
+    batches."""
 
     def __init__(self):
         super().__init__()
         self.members = {}
         self.used = {}
         self.generation = 1
-        self.next_number = 4
+        self.next_number = 8
 
     @initialize(
         ranks=st.integers(1, 4),
@@ -50,15 +52,18 @@ class Job(RuleBasedStateMachine):
         size=st.integers(1, 4),
         whole=st.booleans(),
         balanced=st.booleans(),
+        island=st.sampled_from((1, 2)),
     )
-    def begin(self, ranks, length, size, whole, balanced):
+    def begin(self, ranks, length, size, whole, balanced, island):
         each, together = (None, 5 + size) if whole else (size, None)
-        self.setting = Setting(length, each, together, shuffle=True, seed=7)
+        self.setting = Setting(length, each, together, shuffle=True, seed=7, per_island=island > 1)
+        self.island = island
+        ranks *= island
         self.costs = torch.arange(length).mul(7).remainder(5).double() if balanced else None
         self.members = {n: Member(self.course(range(ranks), n, 1)) for n in range(ranks)}
 
     def course(self, members, member, generation):
-        return Course(self.setting, members, member, generation, self.costs)
+        return Course(self.setting, members, member, generation, self.costs, self.island)
 
     @rule(data=st.data())
     def go_on(self, data):
@@ -86,27 +91,32 @@ class Job(RuleBasedStateMachine):
 
     def _commit(self, member):
         if not any(other.known > member.step for other in self.members.values()):
-            self.used[member.step] = [sample for other in self.members.values() for sample in other.batches]
+            batches = [other.batches for other in self.members.values()]
+            assert batches == [one for one in batches[:: self.island] for _ in range(self.island)]
+            self.used[member.step] = [sample for one in batches[:: self.island] for sample in one]
         member.course.commit()
         member.step, member.batches, member.taken, member.ready = member.step + 1, [], 0, False
 
-    @precondition(lambda self: len(self.members) > 1)
+    @precondition(lambda self: len(self.members) > self.island)
     @rule(data=st.data())
     def lose(self, data):
-        gone = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
+        firsts = sorted(self.members)[:: self.island]
+        gone = data.draw(st.sets(st.sampled_from(firsts), max_size=len(firsts) - 1))
         for number in gone:
-            del self.members[number]
+            for one in range(number, number + self.island):
+                del self.members[one]
         self.generation += 1
         told = self.told()
         furthest = max(member.known for member in self.members.values())
         # Some hear it, and then another one is lost before the rest does.
-        slow = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=len(self.members) - 1))
+        most = len(self.members) - 1 if len(self.members) > self.island else 0
+        slow = data.draw(st.sets(st.sampled_from(sorted(self.members)), max_size=most))
         for number, member in self.members.items():
             if number not in slow:
                 member.course.hear(told, list(self.members), self.generation)
                 member.heard = furthest
         if slow:
-            return self.lose(data) if len(self.members) > 1 else None
+            return self.lose(data)
         for member in self.members.values():
             if member.step < furthest:
                 assert member.ready and furthest == member.step + 1
@@ -116,14 +126,17 @@ class Job(RuleBasedStateMachine):
                 wanted = 1 + member.step % 2
                 member.ready = member.taken == wanted
 
-    @precondition(lambda self: self.between_steps() and len(self.members) < 4)
+    @precondition(lambda self: self.between_steps() and len(self.members) < 4 * self.island)
     @rule(count=st.integers(1, 2))
     def join(self, count):
+        count *= self.island
         self.generation += 1
         told = self.told()
         step = next(iter(self.members.values())).step
         for number in range(self.next_number, self.next_number + count):
-            self.members[number] = Member(self.course([number], number, self.generation - 1), step)
+            first = number - number % self.island
+            island = range(first, first + self.island)
+            self.members[number] = Member(self.course(island, number, self.generation - 1), step)
         self.next_number += count
         for member in self.members.values():
             member.course.hear(told, list(self.members), self.generation)
@@ -302,3 +315,15 @@ def test_members_with_other_costs_are_told_so():
     one, other = (Course(setting, range(2), member, 1) for member, setting in enumerate(settings_of))
     with pytest.raises(ValueError, match="differs between members"):
         one.hear(told(one, other), [0, 1], 2)
+
+
+def test_a_stream_is_refused():
+    with pytest.raises(TypeError, match=r"Stream is a stream without a length.*BG701"):
+        ElasticSampler(Stream(), batch_size=1)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Its samples have no numbers."""
+
+    def __iter__(self):
+        return iter([1])
