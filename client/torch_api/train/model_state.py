@@ -98,7 +98,10 @@ class ModelState:
     def keep(self) -> Kept:
         """See ``Keeper``. Tensors are named as torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` do."""
         if is_sharded(self._model.module):
-            raise TypeError("It is sharded: one island writes it with torch.distributed.checkpoint. [BG710]")
+            raise TypeError(
+                "It is sharded: one island writes it with torch.distributed.checkpoint, by the lines of "
+                "docs/howto/checkpoints.md#a-sharded-model. [BG710]"
+            )
         session = self._runner.session
         if set(self._runner.everyone.ranks) != set(communicators(session).world.ranks):
             raise TypeError(
