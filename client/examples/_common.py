@@ -216,8 +216,13 @@ def take_mean(model: nn.Module) -> None:
     for parameter in model.parameters():
         if bagua.moe.is_moe_param(parameter):
             continue
-        mean = parameter.detach().clone()
+        shard: Any = parameter if hasattr(parameter, "full_tensor") else None
+        mean = parameter.detach().clone() if shard is None else shard.full_tensor().detach()
         bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG)
+        if shard is not None:
+            from torch.distributed.tensor import distribute_tensor
+
+            mean = distribute_tensor(mean, shard.device_mesh, shard.placements)
         parameter.copy_(mean)
 
 
@@ -305,16 +310,18 @@ def outcome(model: nn.Module, steps: int, seconds: float, results: Mapping[str, 
 
 def replicas_identical(model: nn.Module) -> bool:
     """True if parameters and buffers of all replicas are the same, bit by bit, but for experts, which are each rank's
-    own. Every rank must call it.
+    own. Of islands ranks at one place hold the same. Every rank must call it.
     """
     state = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if bagua.moe.is_moe_param(tensor):
             continue
         state.update(name.encode())
+        held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         # Numpy knows no bfloat16.
-        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        state.update(held.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     mine = torch.tensor(list(state.digest()), dtype=torch.uint8)
     all_digests = torch.empty(bagua.get_world_size() * len(mine), dtype=torch.uint8)
     bagua.allgather(mine, all_digests)
-    return bool((all_digests.view(-1, len(mine)) == mine).all())
+    size = bagua.get_island_size()
+    return bool((all_digests.view(-1, size, len(mine))[:, bagua.get_rank() % size] == mine).all())

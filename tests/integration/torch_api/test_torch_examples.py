@@ -4,12 +4,18 @@ import gzip
 import importlib
 import json
 import re
+import signal
 import sys
+import time
 
 import pytest
 import torch
+from rig.ranks.engine_hosts import HANG_S
 
+from bagua.base import islands
 from bagua.examples import mnist
+
+ISLANDS = {islands.VARIABLE: "2"}
 
 
 def rank_example(name, arguments):
@@ -54,6 +60,34 @@ def test_an_example_ends(ranks, name, arguments, code, words):
     if name == "charlm":
         before, after = (float(re.search(rf"held-out loss {when} +(\S+)", output)[1]) for when in ("before", "after"))
         assert after < before
+
+
+def outcome_of(ranks):
+    [found] = [json.loads(line) for line in ranks.started[0].output.splitlines() if line.startswith("{")]
+    assert found["replicas_identical"] is True
+    assert found["results"]["held-out loss after"] < found["results"]["held-out loss before"]
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "local_sgd:interval=4"])
+def test_a_sharded_model_learns(ranks, algorithm):
+    """Two islands of two ranks. The second algorithm leaves them apart: their mean counts."""
+    arguments = f"--epochs 1 --characters 40000 --output json --algorithm {algorithm}".split()
+    assert ranks.run(rank_example, 4, environment=ISLANDS, name="sharded", arguments=arguments) == [0] * 4
+    assert outcome_of(ranks)["ranks"] == 4
+
+
+def test_a_sharded_model_survives(ranks):
+    """A rank is killed in the second epoch: its island is out, and the other one ends the training."""
+    arguments = "--epochs 6 --characters 20000 --output json".split()
+    ranks.start(rank_example, 4, elastic=True, environment=ISLANDS, name="sharded", arguments=arguments)
+    end = time.monotonic() + HANG_S
+    while "epoch 0 " not in ranks.started[0].output and time.monotonic() < end:
+        time.sleep(0.05)
+    ranks.started[3].process.send_signal(signal.SIGKILL)
+    assert ranks.left([2, 3]) == [0, 0]
+    assert outcome_of(ranks)["ranks"] == 2
+    assert "epoch 5 loss " in ranks.started[0].output
 
 
 @pytest.mark.full
