@@ -11,6 +11,8 @@ import sys
 import pytest
 from rig.docs import pages
 
+from bagua.base import islands
+
 
 def rank_program(folder, file, arguments):
     """Runs a program as ``python FILE ARGUMENTS`` in its folder."""
@@ -20,12 +22,13 @@ def rank_program(folder, file, arguments):
     runpy.run_path(file, run_name="__main__")
 
 
-def output_of(ranks, folder, page, file, *arguments, nprocs=2):
+def output_of(ranks, folder, page, file, *arguments, nprocs=2, island_size=1):
     """The output of rank 0. All files of the page are there."""
     for block in pages.of_page(page):
         if block.file.endswith(".py"):
             (folder / block.file).write_text(block.text)
-    ranks.run(rank_program, nprocs, folder=str(folder), file=file, arguments=list(arguments))
+    environment = {islands.VARIABLE: str(island_size)}
+    ranks.run(rank_program, nprocs, environment=environment, folder=str(folder), file=file, arguments=list(arguments))
     return ranks.started[0].output
 
 
@@ -47,6 +50,20 @@ def output_of(ranks, folder, page, file, *arguments, nprocs=2):
 )
 def test_a_program_ends(ranks, tmp_path, program, words):
     output = output_of(ranks, tmp_path, *program.split())
+    assert re.search(words, output), output
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("moving/fsdp islands.py", r"island 0 of 2 loss \d+\.\d+"),
+        pytest.param("moving/torchft train.py", r"island 0 loss \d+\.\d+", marks=pytest.mark.full),
+        pytest.param("howto/checkpoints sharded.py", r"epoch 1 loss .* islands of 2", marks=pytest.mark.full),
+        ("tutorials/islands train.py --epochs 1 --wait 0", r"epoch 0 loss \d+\.\d+ islands 2"),
+    ],
+)
+def test_a_program_of_islands_ends(ranks, tmp_path, program, words):
+    output = output_of(ranks, tmp_path, *program.split(), nprocs=4, island_size=2)
     assert re.search(words, output), output
 
 
