@@ -7,12 +7,14 @@ island does inside, to give each of its ranks its part of the gradient, is torch
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 
-from bagua.base.errors import BaguaError
+from bagua.base.errors import ConfigError
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -43,6 +45,20 @@ def with_part(part: torch.Tensor, whole: Any) -> Any:
     )
 
 
+def divisions(tensor: Any) -> list[int | None]:
+    """For each dimension of the mesh the dimension of the tensor that is divided along it; None: none is."""
+    return [getattr(one, "dim", None) for one in tensor.placements]
+
+
+def empty_shard(like: Any, shape: Sequence[int], dtype: torch.dtype, divided: Sequence[int | None]) -> torch.Tensor:
+    """A tensor over the mesh of ``like``, divided as ``divisions`` has told of another one. Its elements are to be
+    filled."""
+    module = sys.modules["torch.distributed.tensor"]
+    placements = [module.Replicate() if one is None else module.Shard(one) for one in divided]
+    made: torch.Tensor = module.empty(*shape, dtype=dtype, device_mesh=like.device_mesh, placements=placements)
+    return made
+
+
 class Shard(torch.nn.Parameter):
     """This rank's part of a parameter, ``whole``. Its ``.grad`` is the part of the parameter's."""
 
@@ -56,15 +72,7 @@ class Shard(torch.nn.Parameter):
     @property
     def grad(self) -> torch.Tensor | None:
         found = self.whole.grad
-        if found is None:
-            return None
-        if found.placements != self.whole.placements:
-            raise BaguaError(
-                f"A parameter {list(self.whole.shape)} is divided as {self.whole.placements} among the ranks of the "
-                f"island, and its gradient as {found.placements}: shard the model by fully_shard alone, which was "
-                "tried between islands. [BG618]"
-            )
-        return local_part(found)
+        return None if found is None else local_part(found)
 
     @grad.setter
     def grad(self, part: torch.Tensor | None) -> None:
@@ -82,13 +90,102 @@ def whole_of(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def average_in_island(parameter: torch.Tensor) -> None:
-    """Averages the gradient of a parameter that each rank of an island holds whole, as DDP does it with those that FSDP
-    ignores. A hook of autograd: all ranks of an island come to it in the same order."""
+def divide_gradient(parameter: Any) -> None:
+    """Divides a gradient among the ranks of an island as its parameter is: tensor parallelism leaves sums to be made
+    (``Partial``). A hook of autograd: all ranks of an island come to it in the same order."""
     gradient = parameter.grad
-    if gradient is not None:
-        distributed.all_reduce(gradient)
-        gradient.div_(distributed.get_world_size())
+    if gradient is not None and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+class IslandMeans:
+    """Averages gradients over those ranks of an island that hold the same part of a parameter, where torch does not: of
+    whole parameters, as DDP does it with those that FSDP ignores, and of those that are divided among fewer ranks than
+    the island has. At the end of a pass each group of such ranks makes one all-reduce for each dtype. A parameter that
+    no rank of a group has a gradient for keeps none."""
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """All ranks of the island call it together. Raises ConfigError for meshes that don't divide an island."""
+        self._parameters: list[tuple[str, torch.Tensor]] = []
+        self._together: dict[tuple[Any, torch.dtype], list[torch.Tensor]] = {}
+        for name, parameter in parameters:
+            if (group := same_part(name, parameter)) is not None:
+                self._parameters.append((name, parameter))
+                self._together.setdefault((group, parameter.dtype), []).append(parameter)
+
+    def finish(self, due: bool, mark: Callable[[str, Any], None], finish: Callable[[], None]) -> None:
+        """Ends a pass: averages if that is ``due``, marks these gradients as ready, and finishes the pass of all."""
+        if due:
+            for (group, _), parameters in self._together.items():
+                _average(group, parameters)
+            for name, parameter in self._parameters:
+                if parameter.grad is not None:
+                    mark(name, parameter)
+        finish()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the parameters whose gradients it averages."""
+        return frozenset(name for name, _ in self._parameters)
+
+
+@torch.no_grad()
+def _average(group: Any, parameters: Sequence[torch.Tensor]) -> None:
+    """Averages the gradients of these parameters over the group; a rank without one counts as one with zeros."""
+    found = [one.grad for one in parameters]
+    parts = [torch.zeros_like(one.data) if grad is None else grad for one, grad in zip(parameters, found, strict=True)]
+    presence = parts[0].new_tensor([grad is not None for grad in found])
+    flat = torch.cat([*(part.flatten() for part in parts), presence])
+    distributed.all_reduce(flat, group=group)
+    *means, presence = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
+    ranks = distributed.get_world_size(group)
+    for parameter, mean, part, there in zip(parameters, means, parts, presence.tolist(), strict=True):
+        if there:
+            parameter.grad = part.copy_(mean.div_(ranks).view_as(part))
+
+
+def ranks_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Ranks of torch.distributed's world among which a parameter is divided, in their order; () for a whole one."""
+    whole: Any = whole_of(parameter)
+    return tuple(sorted(whole.device_mesh.mesh.flatten().tolist())) if is_shard(whole) else ()
+
+
+def refuse_foreign_meshes(module: torch.nn.Module, island_size: int) -> None:
+    """Raises ConfigError if the program has begun torch.distributed by itself, so that meshes may leave the island."""
+    world = distributed.get_world_size()
+    if world != island_size:
+        name, parameter = next((name, one) for name, one in module.named_parameters() if is_shard(one))
+        raise ConfigError(
+            f"Parameter {name} is divided among ranks {list(ranks_of(parameter))} of {world} that torch.distributed "
+            f"has, and an island has {island_size}: leave torch.distributed to bagua.init_process_group(), which makes "
+            "it the island's, and shard over a mesh of it. [BG618]"
+        )
+
+
+_SAME_PART: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+"""Groups of torch.distributed, by its world, and by the ranks among which parameters are divided."""
+
+
+def same_part(name: str, parameter: torch.Tensor) -> Any:
+    """The group of the ranks of this island that hold the same part of the parameter as this one; None: there is no
+    other. Made once; all ranks of the island call it together. Raises ConfigError for a mesh that does not divide the
+    island."""
+    island, ranks = tuple(range(distributed.get_world_size())), ranks_of(parameter)
+    known = _SAME_PART.setdefault(distributed.group.WORLD, {(): distributed.group.WORLD, island: None})
+    if ranks not in known:
+        told = [torch.empty(len(ranks), dtype=torch.int64) for _ in island]
+        distributed.all_gather(told, torch.tensor(ranks))
+        meshes = sorted({tuple(one.tolist()) for one in told})
+        if sorted(rank for mesh in meshes for rank in mesh) != list(island):
+            raise ConfigError(
+                f"Parameter {name} is divided among ranks {', '.join(map(str, meshes))} of the island: each of its "
+                f"{len(island)} ranks must be in one such mesh. [BG618]"
+            )
+        for together in zip(*meshes, strict=True):
+            group = distributed.new_group(list(together))
+            if distributed.get_rank() in together:
+                known[ranks] = group
+    return known[ranks]
 
 
 def fsdp_units(module: torch.nn.Module) -> list[Any]:
@@ -103,3 +200,11 @@ def show_parts(module: torch.nn.Module) -> None:
     one, whole ones stand in their places."""
     for unit in fsdp_units(module):
         unit.reshard()
+
+
+def spread_parts(module: torch.nn.Module) -> None:
+    """Gives ranks of an island that hold the same part of a parameter the same values. All call it together, and
+    outside of units, which some might repeat: groups are made here."""
+    for name, one in module.named_parameters():
+        if is_shard(one) and (group := same_part(name, one)) is not None:
+            distributed.broadcast(local_part(one), distributed.get_global_rank(group, 0), group)

@@ -152,19 +152,21 @@ def canonical(description: dict[str, object]) -> bytes:
     return json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
 
 
-def first_difference(descriptions: Sequence[dict[str, object]]) -> str:
+def first_difference(descriptions: Sequence[dict[str, object]], island_size: int = 1) -> str:
     """Says, for people, where the first rank that differs from rank 0 does so. Empty if none differs."""
     failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(descriptions) if "error" in one]
     if failed:
         return f"The model can't be wrapped. {'; '.join(failed)}"
     for rank, other in enumerate(descriptions):
-        text = _difference(descriptions[0], other, rank)
+        text = _difference(
+            descriptions[0], other, rank if island_size == 1 else f"{rank} of island {rank // island_size}"
+        )
         if text:
             return text
     return ""
 
 
-def _difference(mine: dict[str, object], other: dict[str, object], rank: int) -> str:
+def _difference(mine: dict[str, object], other: dict[str, object], rank: int | str) -> str:
     left, right = mine["tensors"], other["tensors"]
     assert isinstance(left, list) and isinstance(right, list)
     for index in range(max(len(left), len(right))):
@@ -199,10 +201,10 @@ def _say(entry: list[object] | None, other: list[object] | None) -> str:
     return text
 
 
-def check_descriptions(texts: Sequence[bytes]) -> None:
+def check_descriptions(texts: Sequence[bytes], island_size: int = 1) -> None:
     """Raises BaguaError, on every rank the same, if the ranks' descriptions differ."""
     if all(text == texts[0] for text in texts) and b'"error"' not in texts[0]:
         return
-    difference = first_difference([json.loads(text) for text in texts])
+    difference = first_difference([json.loads(text) for text in texts], island_size)
     if difference:
         raise BaguaError(f"{difference} [BG603]")

@@ -78,10 +78,11 @@ class BackwardPasses:
         self._pass: BackwardPass | None = None
         self._synced = True
         self.synced_by_forward: bool | None = None
-        self._accumulated = 0
+        self.accumulated = 0
         self.parameters: list[torch.nn.Parameter] = []
         self._weight = 1.0  # of the gradients of this pass
         self._weight_hooks: list[Any] = []
+        self._weighed: set[torch.Tensor] = set()
         session.weighed_models.add(self)
         self.begun = self.begins_after_step = False
 
@@ -132,16 +133,18 @@ class BackwardPasses:
         """Weighs gradients at the parameters, where each passes once: outputs of the model may depend on each other, as
         a loss does on logits beside it. Nothing if that is done."""
         if not self._weight_hooks:
+            self._weighed = set(self.parameters)
             for one in self.parameters:
                 self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
-            for unit in fsdp_units(self._model.module):  # whose parameters get gradients past such hooks
-                unit.set_all_reduce_hook(self._weigh_unit)
+            for unit in fsdp_units(self._model.module):  # which puts others in the place of its parameters in a pass
+                self._weight_hooks.append(unit.register_forward_pre_hook(self._weigh_whole))
 
     def remove_weights(self) -> None:
         """Removes the hooks of ``install_weights``, which installs none before there are ``parameters`` again."""
         for handle in self._weight_hooks:
             handle.remove()
         self._weight_hooks.clear()
+        self._weighed.clear()
         self.parameters = []
 
     @beside_graphs
@@ -152,10 +155,12 @@ class BackwardPasses:
             self._begin()
         return None if self._weight == 1.0 else gradient * self._weight
 
-    def _weigh_unit(self, gradients: torch.Tensor) -> None:
-        """Weighs the gradients of this pass of one unit of FSDP, before they are added to those of others."""
-        if self._weight != 1.0:
-            gradients.mul_(self._weight)
+    def _weigh_whole(self, unit: torch.nn.Module, _: Any) -> None:
+        """Weighs gradients of the whole parameters that a unit of FSDP computes with, which stay the same tensors."""
+        for one in unit.parameters():
+            if one.requires_grad and one not in self._weighed:
+                self._weighed.add(one)
+                self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
 
     @beside_graphs
     def after_gradient(
@@ -167,7 +172,7 @@ class BackwardPasses:
         """A gradient has been accumulated: ``on_gradient`` is told, if the pass is exchanged."""
         if self._pass is None or not self._pass.alive():
             self._begin()
-        self._accumulated += 1
+        self.accumulated += 1
         if self._synced:
             on_gradient(name, parameter)
 
@@ -175,7 +180,7 @@ class BackwardPasses:
         if self._pass is not None:
             self._abandon()
         self.newcomers.refuse()
-        self._accumulated = 0
+        self.accumulated = 0
         # In this order: another thread may enter a generation in between, whose weights this pass may have, but not it.
         generation, weights = self._session.connection.settled, self._session.weights
         self._weight = weights.batch
@@ -202,7 +207,7 @@ class BackwardPasses:
                 if self._model.exchanged == GRADIENT:
                     self._pass = ended
                 raise
-        self.newcomers.refuse_unlike(self._accumulated)
+        self.newcomers.refuse_unlike(self.accumulated)
         if self._tracer.recording is not None:
             self._tracer.recording.backward(self._model, begin=False, synchronised=self._synced)
         if self.trimmer is not None:
@@ -215,7 +220,7 @@ class BackwardPasses:
         An exchange of weights has its result before the pass ends: its step begins before it. Where gradients are
         exchanged, hooks of the pass have begun with it: what begins with a step, such as the end of a warm-up, does so
         after the optimizer's. ``autograd.grad``, which one rank may call alone, begins nothing."""
-        late, self.begun = self._accumulated > 0 and not self.begun, False
+        late, self.begun = self.accumulated > 0 and not self.begun, False
         if late and self._model.exchanged == WEIGHT:
             self._begin_late()
         with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.shards import ranks_of
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import Session
@@ -229,7 +230,7 @@ class ModelBuckets:
         groups = self._groups()
         found: Sequence[Any] = self._algorithm.tensors_to_buckets(groups, self._ddp.gradient_as_bucket_view)
         layouts = self._guest.layouts(found, self._ddp.gradient_as_bucket_view)
-        parts = [part for layout in layouts for part in _of_one_dtype(layout)]
+        parts = [part for layout in layouts for part in _of_one_kind(layout)]
         if self._algorithm.exchanged == WEIGHT:  # nothing to send
             parts = [part for part in parts if any(tensor.numel() for tensor in part.tensors)]
         return parts
@@ -279,21 +280,22 @@ class ModelBuckets:
             raise
 
 
-def _of_one_dtype(layout: BucketLayout | PlanBucket) -> list[BucketLayout | PlanBucket]:
-    """The layout itself, or one for each dtype in it, in the order of first occurrence. Raises BaguaError for an
-    empty one."""
+def _of_one_kind(layout: BucketLayout | PlanBucket) -> list[BucketLayout | PlanBucket]:
+    """The layout itself, or one for each dtype in it, in the order of first occurrence, and for each number of ranks
+    among which parameters are divided: codecs give ranks of an island that hold the same part the same bits only where
+    they hold the same bucket. Raises BaguaError for an empty one."""
     if isinstance(layout, PlanBucket):
         return [layout]
     if not isinstance(layout, BucketLayout) or not layout.tensors:
         raise BaguaError(
             f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors. [BG306]"
         )
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}  # a bucket is one tensor
+    by_kind: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}  # a bucket is one tensor
     for tensor in layout.tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    if len(by_dtype) == 1:
+        by_kind.setdefault((tensor.dtype, len(ranks_of(tensor))), []).append(tensor)
+    if len(by_kind) == 1:
         return [layout]
     return [
-        BucketLayout(f"{layout.name} {str(dtype).removeprefix('torch.')}", tuple(tensors))
-        for dtype, tensors in by_dtype.items()
+        BucketLayout(f"{layout.name} {str(dtype).removeprefix('torch.')}{f' of {ranks}' * bool(ranks)}", tuple(tensors))
+        for (dtype, ranks), tensors in by_kind.items()
     ]

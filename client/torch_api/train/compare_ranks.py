@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 
@@ -13,7 +12,14 @@ from bagua.algorithms import Algorithm
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, replicas_group
-from bagua.torch_api.comm.shards import is_shard, is_sharded, local_part, show_parts
+from bagua.torch_api.comm.shards import (
+    is_shard,
+    is_sharded,
+    local_part,
+    refuse_foreign_meshes,
+    show_parts,
+    spread_parts,
+)
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import current
@@ -44,19 +50,9 @@ def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None
         )
     if process_group is not None:
         raise ConfigError("A sharded model is trained by all islands: leave process_group out. [BG618]")
+    refuse_foreign_meshes(module, current().membership.island_size)
+    spread_parts(module)
     return replicas_group()
-
-
-def refuse_small_meshes(module: torch.nn.Module) -> None:
-    """Raises ConfigError for a parameter that fewer ranks hold than the island has: nobody would average over the
-    rest."""
-    size = current().membership.island_size
-    for name, parameter in module.named_parameters():
-        if is_shard(parameter) and (ranks := cast("Any", parameter).device_mesh.size()) != size:
-            raise ConfigError(
-                f"Parameter {name} is divided among {ranks} ranks, and an island has {size}. Take a mesh of all ranks "
-                "of the island, of one dimension or more. [BG618]"
-            )
 
 
 def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
@@ -106,18 +102,11 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
     def settings() -> dict[str, object]:
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
-        if is_sharded(model.module):
-            refuse_small_meshes(model.module)
         if is_sharded(model.module) and not model.bagua_algorithm.takes_shards:
             raise ConfigError(
-                f"{type(chosen).__name__} can't train a sharded model, of which each rank has a part. Take one that "
-                "exchanges gradients (gradient_allreduce, bytegrad, power_sgd, top_k) or weights (decentralized, "
-                "local_sgd, diloco, streaming_diloco, no_loco). [BG618]"
-            )
-        if is_sharded(model.module) and current().elastic and not model.bagua_algorithm.joins_all:
-            raise ConfigError(
-                f"{type(chosen).__name__} can't train a sharded model in an elastic job yet: take diloco or local_sgd, "
-                "or leave --elastic out. [BG618]"
+                f"{type(chosen).__name__} can't train a sharded model, of which each rank has a part. Take any other "
+                "of the library's: one that exchanges gradients, such as gradient_allreduce, or weights, such as "
+                "local_sgd and streaming_diloco. [BG618]"
             )
         if is_sharded(model.module) and model.steps_in_backward:
             raise ConfigError("step_in_backward=True is for models that each rank holds whole: leave it out. [BG618]")
@@ -160,7 +149,7 @@ def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: C
     texts = gather_texts(text, group)
     if mistake is not None:  # after the exchange: the others have the words
         raise mistake
-    check_descriptions(texts)
+    check_descriptions(texts, current().membership.island_size)
 
 
 def find_device(model: Wrapped, runner: Runner) -> None:

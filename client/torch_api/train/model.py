@@ -22,7 +22,16 @@ from bagua.torch_api.comm.checkpoint_state import keepers
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
-from bagua.torch_api.comm.shards import Shard, average_in_island, is_shard, is_sharded, local_part, show_parts, whole_of
+from bagua.torch_api.comm.shards import (
+    IslandMeans,
+    Shard,
+    divide_gradient,
+    is_shard,
+    is_sharded,
+    local_part,
+    show_parts,
+    whole_of,
+)
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.job.malloc import HeapTrimmer
@@ -198,7 +207,7 @@ class DistributedModel(Mark):
     def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters whose gradients are sparse, where gradients are exchanged."""
         aside = with_sparse_gradients(self.module) if self.bagua_algorithm.exchanged == GRADIENT else ()
-        return [(name, parameter) for name, parameter in self.trained() if parameter in aside] if aside else []
+        return [(name, one) for name, one in self.trained() if whole_of(one) in aside] if aside else []
 
     @property
     def params_in_use(self) -> set[str]:
@@ -237,8 +246,11 @@ class DistributedModel(Mark):
         self._renewal.begin()
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
-        if self.is_sharded and self.trained_beside_buckets():
-            raise ConfigError("Sparse gradients do not go between islands: make Embedding with sparse=False. [BG618]")
+        if self.is_sharded and (beside := self.trained_beside_buckets()):
+            raise ConfigError(
+                f"Parameter {beside[0][0]} gets sparse gradients, which do not go between islands: make Embedding with "
+                "sparse=False. [BG618]"
+            )
         if adding and self.is_sharded:  # FSDP adds to ``.grad`` past the hooks that tell results from what was added
             raise ConfigError(
                 f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
@@ -344,12 +356,18 @@ class DistributedModel(Mark):
             for name, parameter in self.trained_beside_buckets():
                 hook = GradientHook(passes.after_gradient, passes.sparse.note, name)
                 add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        late = frozenset[str]()
+        if self.is_sharded:
+            means = IslandMeans(parameters)
+            late = means.names
+            mark, finish = on_gradient, passes.at_end
+            passes.at_end = lambda: means.finish(passes.accumulated > 0, mark, finish)
         for name, parameter in parameters:
             if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)
-            if self.is_sharded and not isinstance(parameter, Shard):
-                add(parameter.register_post_accumulate_grad_hook(average_in_island))  # type: ignore[no-untyped-call]
-            hook = GradientHook(passes.after_gradient, on_gradient, name)
+            if isinstance(parameter, Shard):
+                add(parameter.whole.register_post_accumulate_grad_hook(divide_gradient))
+            hook = GradientHook(passes.after_gradient, _ignore if name in late else on_gradient, name)
             add(whole_of(parameter).register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
@@ -652,6 +670,10 @@ class DistributedModel(Mark):
 
 
 _MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()  # weak: a model that is dropped goes
+
+
+def _ignore(_: str, __: torch.Tensor) -> None:
+    """A gradient came that is exchanged at the end of the pass."""
 
 
 def _in_child() -> None:

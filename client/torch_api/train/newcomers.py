@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.shards import is_shard, is_sharded
+from bagua.torch_api.comm.shards import fsdp_units, is_shard, is_sharded
 from bagua.torch_api.step.parameters import trainable_parameters
 
 LOOK_EVERY = 10
@@ -99,6 +99,11 @@ class Newcomers:
 
     def _refuse(self) -> None:
         name = self._look()
+        if name is not None and not self._sharded and (is_sharded(self._module) or fsdp_units(self._module)):
+            raise BaguaError(
+                f"Parameter {name} was divided among ranks after with_bagua, which exchanges it no more: call "
+                "fully_shard, or parallelize_module, before with_bagua. [BG618]"
+            )
         if name is not None:
             raise BaguaError(
                 f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, not there "

@@ -1,6 +1,7 @@
 """Islands: ranks of one hold a sharded copy of the model, and train as one process with the same batches."""
 
 import contextlib
+import functools
 import os
 
 import pytest
@@ -11,7 +12,9 @@ from training_scenarios.support import shard, whole_parameters
 import bagua.torch_api as bagua
 from bagua.base.algorithm_choice import NAMES
 from bagua.base.islands import VARIABLE
+from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 
 ISLANDS = {VARIABLE: "2"}
 LAYOUTS = {
@@ -26,9 +29,19 @@ EXACT = (
     "streaming_diloco:interval=4,fragments=2,overlap=1",
     "no_loco:interval=2",
     "decentralized:hierarchical=false",
+    "qadam",
+    "one_bit_adam",
+    "zero_one_adam",
 )
+"""float64 travels as it is, whatever the codec."""
 LOSSY = ("bytegrad", "gradient_allreduce:codec=int4", "power_sgd", "top_k", "low_precision_decentralized")
-REFUSED = ("async", "qadam", "one_bit_adam", "zero_one_adam")
+REFUSED = ("async",)
+OPTIMIZERS = {
+    "qadam": functools.partial(QAdamOptimizer, warmup_steps=3),
+    "one_bit_adam": functools.partial(OneBitAdamOptimizer, warmup_steps=3, floor=0.0, eps=0.1),
+    "zero_one_adam": functools.partial(ZeroOneAdamOptimizer, var_freeze_step=3, floor=0.0, eps=0.1),
+}
+"""A floor follows from a rank's part of a parameter."""
 STEPS, BATCH = 8, 4
 
 
@@ -69,7 +82,7 @@ def rank_trains(
             nn.init.normal_(parameter)
     if sharded:
         shard(model, ignored, layers)
-    made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
+    made = (OPTIMIZERS.get(text) or getattr(torch.optim, optimizer))(model.parameters(), lr=1e-2)
     if not layers:  # whose parameters stay whole behind a forward pass alone
         model(torch.zeros(1, 7, dtype=kind))
     with algorithm(text):
@@ -165,33 +178,102 @@ def test_few_bits_of_shards_are_the_same_on_all_islands(pools, text):
         assert_alike(found)
 
 
+@pytest.mark.parametrize("text", ["gradient_allreduce:codec=int4", "diloco:interval=2,codec=int4"])
+def test_few_bits_of_a_layer_that_stays_whole_are_the_same_on_all_ranks(pools, text):
+    """Ranks of an island have other shards beside it."""
+    pool = pools([0, 1], [2, 3], environment=ISLANDS)
+    found = pool.run(rank_trains, text=text, ignored=["2"], optimizer="SGD", dtype="float32")
+    for rank in range(4):
+        assert_close(found[rank][0], found[0][0], 0.0)
+
+
+@pytest.mark.parametrize("text", ["power_sgd", "gradient_allreduce:codec=int4", "top_k"])
+def test_buckets_of_which_a_rank_has_nothing(pools, text):
+    """The last layer has one row, and a bucket for each parameter."""
+    environment = {**ISLANDS, "BAGUA_DEFAULT_BUCKET_SIZE": "8"}
+    assert_alike(pools([0, 1], [2, 3], environment=environment).run(rank_trains, text=text, dtype="float32"))
+
+
 def rank_is_refused(case):
     """The words of the error."""
-    model = net(torch.float32)
-    if case == "a small mesh":
-        from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-        mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"]
-        made = torch.optim.SGD(fully_shard(model, mesh=mesh).parameters(), lr=1.0)
-    elif case in REFUSED:
+    odd = bagua.get_island() == 1
+    model = net(torch.float32)
+    if case == "an embedding":
+        model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))
+    elif case == "an embedding that stays whole":
+        model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))
+        shard(model, ["0"])
+    elif case == "another mesh on an island" and odd:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("outer", "inner")))
+    elif case == "another mesh on an island":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    elif case == "a layer whole on an island":
+        shard(model, ["0"] if odd else [])
+    elif not (case == "an island not sharded" and odd) and case != "sharded afterwards":
         shard(model)
-        made = QAdamOptimizer(model.parameters()) if case == "qadam" else torch.optim.SGD(model.parameters(), lr=1.0)
-    else:
-        made = torch.optim.SGD(shard(model).parameters(), lr=1.0)
+    if case == "an embedding":
+        shard(model)
+    made = torch.optim.SGD(model.parameters(), lr=1.0)
     group = bagua.communication.new_group() if case == "a group" else None
-    with algorithm(case if case.partition(":")[0] in NAMES else "gradient_allreduce"):
-        try:
+    try:
+        with algorithm(case if case.partition(":")[0] in NAMES else "gradient_allreduce"):
             model.with_bagua([made], process_group=group, step_in_backward=case == "step in backward")
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        if case == "sharded afterwards":
+            shard(model)
+            model(torch.ones(2, 7)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if case == "sharded afterwards":
+            model.bagua_ddp.close()
     return ""
 
 
 @pytest.mark.parametrize(
-    "case", ["async", "qadam", "a group", "a small mesh", "step in backward", "gradient_allreduce:average=false"]
+    ("case", "words"),
+    [
+        ("async", "Take any other of the library's"),
+        ("a group", "leave process_group out"),
+        ("step in backward", "leave it out"),
+        ("gradient_allreduce:average=false", "multiply the loss by bagua.get_replica_count()"),
+        ("an embedding", "Parameter 0.weight gets sparse gradients, which do not go between islands"),
+        ("an embedding that stays whole", "Parameter 0.weight gets sparse gradients, which do not go between islands"),
+        ("another mesh on an island", "rank 2 of island 1 has 0.weight float32 divided as"),
+        ("a layer whole on an island", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
+        ("an island not sharded", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
+        ("sharded afterwards", "was divided among ranks after with_bagua"),
+    ],
 )
-def test_what_can_not_be_is_refused_on_all_ranks(pools, case):
-    assert all("[BG618]" in words for words in pools([0, 1, 2, 3], environment=ISLANDS).run(rank_is_refused, case=case))
+def test_what_can_not_be_is_refused_on_all_ranks(pools, case, words):
+    found = pools([0, 1, 2, 3], environment=ISLANDS).run(rank_is_refused, case=case)
+    assert len(set(found)) == 1 and words in found[0] and "[BG6" in found[0], found
+
+
+def rank_begins(own_group=""):
+    """The words of the error. ``own_group``: a file at which the program makes a group of torch's by itself."""
+    try:
+        if own_group:
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            torch.distributed.init_process_group("gloo", init_method=f"file://{own_group}", rank=rank, world_size=world)
+        bagua.init_process_group()
+        model = shard(net())
+        model.with_bagua([torch.optim.SGD(model.parameters(), lr=1.0)])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_mesh_that_leaves_the_island_is_refused(ranks, tmp_path):
+    found = ranks.run(rank_begins, 4, environment=ISLANDS, own_group=str(tmp_path / "group"))
+    assert len(set(found)) == 1 and "0.weight is divided among ranks [0, 1, 2, 3] of 4" in found[0], found
+
+
+def test_ranks_that_make_no_whole_islands_are_refused(ranks):
+    found = ranks.run(rank_begins, 3, environment=ISLANDS)
+    assert len(set(found)) == 1 and "3 ranks can't be divided into islands of 2" in found[0], found
 
 
 def test_a_sharded_model_without_islands_is_refused(pools):
