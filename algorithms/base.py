@@ -198,9 +198,6 @@ class AlgorithmImpl:
     ``takes_shards``: models may be sharded: it asks nothing of a parameter but what ranks of one position in their
     islands have alike. False where its optimizer and its slots would hold different parts.
 
-    ``joins_all``: buckets of weights are joined all at once. False where it joins some: shards of a model may lie in
-    different numbers of buckets, so that ranks would vote a different number of times.
-
     ``newcomers_take``: names of attributes, plain data, that a rank takes over which joins an elastic job: counters of
     steps, and what follows from them.
     """
@@ -211,7 +208,6 @@ class AlgorithmImpl:
     waits = True
     takes_sparse = True
     takes_shards = True
-    joins_all = True
     newcomers_take: tuple[str, ...] = ()
 
     def __init__(self, process_group: ProcessGroup) -> None:

@@ -14,7 +14,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import COPY, WEIGHT
 from bagua.algorithms.warm_up import WarmUp
-from bagua.algorithms.weights import codec_of_differences, set_weights
+from bagua.algorithms.weights import codec_of_differences, set_weights, whole
 
 VELOCITY = "velocity"
 
@@ -88,21 +88,23 @@ class DiLoCoAlgorithm(Algorithm):
 
 
 class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
-    """``StreamingDiLoCoAlgorithm`` at work on one model. ``_under_way``: buckets that were sent and have not been taken
-    up. ``_sent_by_others``: names of those that this rank has not sent, because it joined the others later."""
+    """``StreamingDiLoCoAlgorithm`` at work on one model. ``_under_way``: fragments that were sent and have not been
+    taken up. ``_sent_by_others``: those that this rank has not sent, because it joined the others later."""
 
     settings: StreamingDiLoCoAlgorithm
-    recuts = joins_all = False  # fragments travel at different moments
+    recuts = False  # fragments travel at different moments
 
     def __init__(self, process_group: ProcessGroup, settings: StreamingDiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings)
         self._modules: dict[int, str] = {}
-        self._under_way: list[Bucket] = []
-        self._sent_by_others: set[str] = set()
+        self._under_way: list[int] = []
+        self._sent_by_others: list[int] = []
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """Notes which parameters belong to one module, too. After a reset nothing is under way."""
-        self._under_way.clear()
+        """Notes which parameters belong to one module, too. After a reset nothing is under way but, on a rank that
+        joins, what the others have sent."""
+        self._ddp = bagua_ddp
+        self._under_way = list(self._sent_by_others)
         self._modules = {id(parameter): name.rpartition(".")[0] for name, parameter in bagua_ddp.bagua_build_params()}
         return super().init_tensors(bagua_ddp)
 
@@ -129,15 +131,9 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
             if module not in of_module:
                 of_module[module] = sizes.index(min(sizes))  # the smallest so far: fragments take equally long
             fragment_of[id(tensor)] = of_module[module]
-            whole = getattr(tensor, "whole", tensor)  # of a shard: so all shards of a module go together
-            sizes[of_module[module]] += whole.numel() * whole.element_size()
+            # Of a shard the size of the whole counts: all shards of a module go together.
+            sizes[of_module[module]] += whole(tensor).numel() * tensor.element_size()
         return fragment_of
-
-    def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Marks what the other ranks have sent as under way, too, on a rank that joins."""
-        super().plan_weights(bagua_ddp, bucket)
-        if bucket.name in self._sent_by_others:
-            self._under_way.append(bucket)
 
     def merge(self, bucket: Bucket) -> None:
         """The outer step; weights move toward the anchor by the share that is not their own."""
@@ -148,35 +144,40 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Takes up the fragments that were sent ``overlap`` steps ago, and sends those whose turn it is."""
         with torch.no_grad():
-            self._take_up(self._sent_at(bagua_ddp, step - self.settings.overlap) if self.settings.overlap else [])
-            sent = self._sent_at(bagua_ddp, step)
-            for bucket in sent:
+            if self.settings.overlap:
+                self._take_up(self._sent_at(step - self.settings.overlap))
+            sent = self._sent_at(step)
+            for bucket in self._buckets_of(sent):
                 bucket.start()
             self._under_way += sent
             if self.settings.overlap == 0:
                 self._take_up(sent)
 
-    def _take_up(self, buckets: Sequence[Bucket]) -> None:
-        for bucket in buckets:
-            if bucket in self._under_way:  # nothing where it was not sent, as after a reset
-                self._under_way.remove(bucket)
-                if bucket.name in self._sent_by_others:
-                    self._sent_by_others.remove(bucket.name)
-                    bucket.start()  # the others send it again now: members have changed
-                bucket.join()
+    def _take_up(self, fragments: Sequence[int]) -> None:
+        due = [one for one in fragments if one in self._under_way]  # nothing where it was not sent, as after a reset
+        if not due:
+            return
+        for bucket in self._buckets_of([one for one in due if one in self._sent_by_others]):
+            bucket.start()  # the others send it again now: members have changed
+        self._under_way = [one for one in self._under_way if one not in due]
+        self._sent_by_others = [one for one in self._sent_by_others if one not in due]
+        self._ddp.join(self._buckets_of(due))
 
-    def _sent_at(self, bagua_ddp: DataParallel, step: int) -> list[Bucket]:
-        """Buckets of the fragments that are sent after this step."""
-        return [bucket for bucket in bagua_ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
+    def _sent_at(self, step: int) -> list[int]:
+        """Fragments that are sent after this step."""
+        return [fragment for fragment in range(self.settings.fragments) if self.sent_at(fragment, step)]
+
+    def _buckets_of(self, fragments: Sequence[int]) -> list[Bucket]:
+        return [one for one in self._ddp.bagua_buckets if int(one.name.partition(".")[0]) in fragments]
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """Adds the buckets that are under way."""
-        return {**super().tell_newcomers(), "under_way": [bucket.name for bucket in self._under_way]}
+        """Adds the fragments that are under way."""
+        return {**super().tell_newcomers(), "under_way": self._under_way}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:
         """Takes up with the others what they have sent: all take it anew then, from the weights of that moment."""
         super().hear_as_newcomer(told)
-        self._sent_by_others = set(told["under_way"])
+        self._sent_by_others = list(told["under_way"])
 
     def close(self) -> None:
         """Takes up what is under way: all ranks have sent it, or are about to, and would find this one gone."""

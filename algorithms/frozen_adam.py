@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bagua.algorithms.checks import check_adam
+from bagua.algorithms.weights import part
 
 
 class FrozenAdam(torch.optim.Optimizer):
@@ -22,6 +23,7 @@ class FrozenAdam(torch.optim.Optimizer):
     in ``progress``: k, j, and 1 for frozen.
     """
 
+    sharded = False  # ranks hold parts of its parameters
     progress: tuple[str, ...] = ("steps", "variance_steps", "frozen")
     elementwise = False  # for fuse_optimizer: its floor follows from all of a parameter
 
@@ -44,6 +46,7 @@ class FrozenAdam(torch.optim.Optimizer):
             # Or it would be in its warm-up while others are frozen.
             param_group = {**param_group, **{name: self.param_groups[0][name] for name in self.progress}}
         super().add_param_group(param_group)
+        self.sharded = any(part(one) is not one for group in self.param_groups for one in group["params"])
 
     def groups_by_parameter(self) -> dict[torch.Tensor, dict[str, Any]]:
         """The group of every parameter. Loading a state makes new groups: ask each time."""
@@ -88,11 +91,13 @@ class FrozenAdam(torch.optim.Optimizer):
         return bool(self.param_groups[0]["frozen"])
 
     def moments(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``exp_avg`` and ``exp_avg_sq`` of a parameter, zeros at first."""
+        """``exp_avg`` and ``exp_avg_sq`` of a parameter, zeros at first; of this rank's part, where there are parts."""
         state = self.state[parameter]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if self.sharded:
+            return part(state["exp_avg"]), part(state["exp_avg_sq"])
         return state["exp_avg"], state["exp_avg_sq"]
 
     @torch.no_grad()
@@ -109,7 +114,7 @@ class FrozenAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def denominator(self, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
         """D of the variance as it is now, at least ``floor`` times its root mean square; the shape of the parameter,
-        which is one of the group."""
+        which is one of the group. Of a part: the part's."""
         found = self.moments(parameter)[1].sqrt()
         found.div_(math.sqrt(1 - group["betas"][1] ** max(1, group["variance_steps"]))).add_(group["eps"])
         if found.numel():  # a norm of nothing has no elements to divide by
@@ -157,8 +162,10 @@ class FrozenAdam(torch.optim.Optimizer):
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
 
     def lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...]:
-        """Parameters that have a gradient, their gradients and moments."""
+        """Parameters that have a gradient, their gradients and moments; this rank's parts, where there are parts."""
         with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
         moments = [self.moments(parameter) for parameter in with_gradient]
         gradients = [parameter.grad for parameter in with_gradient]
+        if self.sharded:
+            with_gradient, gradients = list(map(part, with_gradient)), list(map(part, gradients))
         return with_gradient, gradients, [first for first, _ in moments], [second for _, second in moments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.weights import check_optimizers, find_optimizer
+from bagua.algorithms.weights import check_optimizers, find_optimizer, wholes
 
 MOMENTUM = "momentum"  # Slot: this rank's scaled momentum
 
@@ -56,7 +57,6 @@ class OneBitAdamOptimizer(FrozenAdam):
 
 class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     takes_sparse = False
-    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
     refuses_join = REFUSES_MOMENTS
 
     def __init__(
@@ -85,15 +85,15 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
             bucket.set_plan(Plan((AllReduce("AVG"),)))
             return
         bucket.add_slot(MOMENTUM, on_change=SCRATCH)
-        fold = Local(self._fold, "momentum", reads=(GRADIENT,), writes=(MOMENTUM,))
+        fold = Local(functools.partial(self._fold, wholes(bucket)), "momentum", reads=(GRADIENT,), writes=(MOMENTUM,))
         average = AllReduce("AVG", src=MOMENTUM, dst=RESULT, codec=self.codec, everywhere=self.everywhere)
         bucket.set_plan(Plan((fold, average)))
 
-    def _fold(self, bucket: Bucket) -> None:
+    def _fold(self, parameters: list[torch.Tensor], bucket: Bucket) -> None:
         """MOMENTUM = β1 u + (1-β1) s g, with the gradient of this rank."""
         with torch.no_grad():
             groups = self.optimizer.groups_by_parameter()  # asked each time: a state that is loaded makes new groups
-            parts = zip(bucket.tensors, bucket.views(GRADIENT), bucket.views(MOMENTUM), strict=True)
+            parts = zip(parameters, bucket.views(GRADIENT), bucket.views(MOMENTUM), strict=True)
             for parameter, gradient, folded in parts:
                 momentum, scale = self.optimizer.moments(parameter)
                 beta = groups[parameter]["betas"][0]

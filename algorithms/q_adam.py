@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from bagua.algorithms.base import REFUSES_MOMENTS, Algorithm, AlgorithmImpl, Buc
 from bagua.algorithms.checks import check_adam
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import GRADIENT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.weights import find_optimizer
+from bagua.algorithms.weights import find_optimizer, part, whole, wholes
 
 MOMENTUM = "momentum"
 
@@ -48,6 +49,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
     Raises ValueError for values that can't be, RuntimeError (in ``step``) for sparse gradients.
     """
 
+    sharded = False  # ranks hold parts of its parameters
     per_parameter = ("averaged",)  # for fuse_optimizer: a tensor for each parameter, beside the state
 
     def __init__(
@@ -80,6 +82,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if self.param_groups:
             param_group = {**param_group, "step_id": self.step_id, "warmup_steps": self.warmup_steps}
         super().add_param_group(param_group)
+        self.sharded = any(part(one) is not one for group in self.param_groups for one in group["params"])
         for parameter in self.param_groups[-1]["params"]:
             # Made at once: momentum is sent before the optimizer's next step.
             self.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
@@ -136,14 +139,16 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return loss
 
     def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
-        return [self.state[parameter]["exp_avg"] for parameter in parameters]
+        found = [self.state[parameter]["exp_avg"] for parameter in parameters]
+        return list(map(part, found)) if self.sharded else found
 
     def _second_moments(self, parameters: list[Tensor]) -> list[Tensor]:
-        return [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        found = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        return list(map(part, found)) if self.sharded else found
 
     def _observe(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """A step of the warm-up: both moments."""
-        gradients = with_decay(group, parameters, [parameter.grad for parameter in parameters])
+        gradients = self._gradients(group, parameters)
         beta1, beta2 = group["betas"]
         mix(self._momenta(parameters), gradients, beta1)
         squares = self._second_moments(parameters)
@@ -163,8 +168,13 @@ class QAdamOptimizer(torch.optim.Optimizer):
             torch._foreach_copy_(self._momenta(given), [self.averaged[parameter] for parameter in given])
         own = [parameter for parameter in parameters if parameter not in self.averaged]
         if own:
-            gradients = with_decay(group, own, [parameter.grad for parameter in own])
-            mix(self._momenta(own), gradients, group["betas"][0])
+            mix(self._momenta(own), self._gradients(group, own), group["betas"][0])
+
+    def _gradients(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        if self.sharded:
+            parameters, gradients = list(map(part, parameters)), list(map(part, gradients))
+        return with_decay(group, parameters, gradients)
 
     def denominators(self, group: dict[str, Any], parameters: list[Tensor], step: int) -> list[Tensor]:
         """√v / √(1-β2^step) + eps of parameters of one group, each of its parameter's shape."""
@@ -177,7 +187,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         k = group["step_id"]
         scales = self.denominators(group, parameters, k)
         rate = group["lr"] / (1 - group["betas"][0] ** k)
-        torch._foreach_addcdiv_(parameters, self._momenta(parameters), scales, -rate)
+        moved = list(map(part, parameters)) if self.sharded else parameters
+        torch._foreach_addcdiv_(moved, self._momenta(parameters), scales, -rate)
 
 
 def with_decay(group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
@@ -201,7 +212,6 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
     """``QAdamAlgorithm`` at work on one model. ``optimizer`` is known when the model's optimizers are."""
 
     takes_sparse = False
-    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
     refuses_join = REFUSES_MOMENTS
 
     def __init__(
@@ -238,7 +248,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         """Raises ValueError for optimizers that don't fit."""
         self.optimizer = find_optimizer(bagua_ddp, QAdamOptimizer, self.optimizer)
         self._groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
-        strange = [name for name, parameter in bagua_ddp.bagua_build_params() if parameter not in self._groups]
+        strange = [name for name, parameter in bagua_ddp.bagua_build_params() if whole(parameter) not in self._groups]
         if strange:
             raise ValueError(
                 f"QAdam averages momentum, and the QAdamOptimizer does not hold {', '.join(strange[:3])}: give it all "
@@ -254,43 +264,47 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             return
         bucket.add_slot(MOMENTUM, on_change=SCRATCH)
         everywhere = not self.hierarchical and self.codec is not None
-        contribute = Local(self._contribute, "momentum of this rank", reads=(GRADIENT,), writes=(MOMENTUM,))
+        parameters = wholes(bucket)
+        give = functools.partial(self._contribute, parameters)
+        contribute = Local(give, "momentum of this rank", reads=(GRADIENT,), writes=(MOMENTUM,))
         average = AllReduce("AVG", MOMENTUM, MOMENTUM, codec=self.codec, everywhere=everywhere)
-        hand_over = Local(self._hand_over, "momentum for the optimizer", reads=(MOMENTUM,))
+        take = functools.partial(self._hand_over, parameters)
+        hand_over = Local(take, "momentum for the optimizer", reads=(MOMENTUM,))
         bucket.set_plan(Plan((contribute, average, hand_over)))
 
-    def _contribute(self, bucket: Bucket) -> None:
+    def _contribute(self, held: list[Tensor], bucket: Bucket) -> None:
         """MOMENTUM = β1 m + (1-β1) g, with m as it was after the optimizer's last step: several backward passes
         before the next one add up in g, and m is counted once. ``scaled``: divided by the next step's denominator."""
         assert self.optimizer is not None
         targets, gradients = bucket.views(MOMENTUM), bucket.views(GRADIENT)
-        for group, numbers in self._by_group(bucket):
-            parameters = [bucket.tensors[number] for number in numbers]
+        for group, numbers in self._by_group(held):
+            parameters = [held[number] for number in numbers]
             mixed = [targets[number] for number in numbers]
-            torch._foreach_copy_(mixed, [self.optimizer.state[parameter]["exp_avg"] for parameter in parameters])
-            found = with_decay(group, parameters, [gradients[number] for number in numbers])
+            torch._foreach_copy_(mixed, self.optimizer._momenta(parameters))
+            weights = list(map(part, parameters)) if self.optimizer.sharded else parameters
+            found = with_decay(group, weights, [gradients[number] for number in numbers])
             mix(mixed, found, group["betas"][0])
             if self.scaled:
                 torch._foreach_div_(mixed, self.optimizer.denominators(group, parameters, group["step_id"] + 1))
 
-    def _by_group(self, bucket: Bucket) -> list[tuple[dict[str, Any], list[int]]]:
-        """Numbers of the bucket's parameters, by the optimizer's groups of settings."""
+    def _by_group(self, parameters: list[Tensor]) -> list[tuple[dict[str, Any], list[int]]]:
+        """Numbers of a bucket's parameters, by the optimizer's groups of settings."""
         found: dict[int, tuple[dict[str, Any], list[int]]] = {}
-        for number, parameter in enumerate(bucket.tensors):
+        for number, parameter in enumerate(parameters):
             group = self._groups[parameter]
             found.setdefault(id(group), (group, []))[1].append(number)  # groups are dictionaries, which can't be keys
         return list(found.values())
 
-    def _hand_over(self, bucket: Bucket) -> None:
+    def _hand_over(self, held: list[Tensor], bucket: Bucket) -> None:
         assert self.optimizer is not None
         momenta = bucket.views(MOMENTUM)
         if self.scaled:
-            for group, numbers in self._by_group(bucket):
-                parameters = [bucket.tensors[number] for number in numbers]
+            for group, numbers in self._by_group(held):
+                parameters = [held[number] for number in numbers]
                 scales = self.optimizer.denominators(group, parameters, group["step_id"] + 1)
                 for number, scale in zip(numbers, scales, strict=True):
                     momenta[number].mul_(scale.masked_fill_(scale == torch.inf, 0))  # such elements never move
-        self.optimizer.averaged.update(zip(bucket.tensors, momenta, strict=True))
+        self.optimizer.averaged.update(zip(held, momenta, strict=True))
 
     def close(self) -> None:
         """Forgets what has not been applied."""

@@ -18,6 +18,23 @@ OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or return it in configure_optimizers"
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The parameter of a bucket's tensor, which is this rank's part of it where the model is sharded."""
+    found: torch.Tensor = getattr(tensor, "whole", tensor)
+    return found
+
+
+def part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, in the memory of it; the tensor itself where ranks hold no parts."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def wholes(bucket: Bucket) -> list[torch.Tensor]:
+    """The parameters of which a bucket has this rank's parts, in its order."""
+    return list(map(whole, bucket.tensors))
+
+
 def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[BucketLayout]:
     """Puts all tensors into one bucket, as in the original, or into one for each dtype if there are several."""
     found: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -78,8 +95,7 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
             )
         # Ids: ``==`` of tensors compares elements.
         held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    exchanged = ((name, getattr(one, "whole", one)) for name, one in bagua_ddp.bagua_build_params())  # of a shard
-    missing = [name for name, parameter in exchanged if id(parameter) not in held]
+    missing = [name for name, one in bagua_ddp.bagua_build_params() if id(whole(one)) not in held]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(

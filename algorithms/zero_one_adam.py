@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, Local, Plan
-from bagua.algorithms.weights import codec_of_differences, find_optimizer, set_weights
+from bagua.algorithms.weights import codec_of_differences, find_optimizer, set_weights, wholes
 
 MEETING, MET = "meeting", "met"  # Slots of one element, for a step that all ranks have a part in
 
@@ -80,7 +81,8 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         the size of the others' gradients, also where there was none."""
         self.observe(group, with_variance=self.updates_variance(group["steps"] + 1))
         parameters, _, momenta, _ = self.lists(group)
-        self.move(group, parameters, momenta, [self.denominator(group, parameter) for parameter in parameters])
+        stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+        self.move(group, parameters, momenta, [self.denominator(group, parameter) for parameter in stepped])
 
     def frozen_step(self, group: dict[str, Any]) -> None:
         """u = β1 u + (1-β1) g / D; x = x - η u. What the step moves is noted; weight decay waits for the exchange."""
@@ -112,7 +114,6 @@ class ZeroOneAdamOptimizer(FrozenAdam):
 class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
     optimizer: ZeroOneAdamOptimizer
     takes_sparse = False
-    takes_shards = False  # moments are slots of parts, and the optimizer steps whole parameters
 
     def __init__(
         self, process_group: ProcessGroup, optimizer: ZeroOneAdamOptimizer | None, codec: Codec | None
@@ -150,11 +151,12 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         bucket.add_slot(MET, 1, on_change=SCRATCH)
         bucket.add_slot(SCALED, on_change=SCRATCH)
         bucket.add_slot(SCALE, communicated=False, on_change=SCRATCH)
+        scale = functools.partial(self._scale, wholes(bucket))
         steps = (
             # The mean carries the tail, which says who has a gradient: one of the next two is left out.
             AllReduce("AVG", src=MEETING, dst=MET),
             AllReduce("AVG", over=full),
-            Local(self._scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),
+            Local(scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),
             AllReduce("AVG", src=SCALED, dst=RESULT, codec=self.codec, over=encoded),
             Local(self._unscale, "D times the mean", reads=(RESULT, SCALE), writes=(RESULT,)),
         )
@@ -163,10 +165,10 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
     def _is_full(self) -> bool:
         return self.codec is None or self.optimizer.updates_variance(self.optimizer.steps + 1)
 
-    def _scale(self, bucket: Bucket) -> None:
+    def _scale(self, parameters: list[torch.Tensor], bucket: Bucket) -> None:
         if not self._is_full():
             groups = self.optimizer.groups_by_parameter()
-            for parameter, scale in zip(bucket.tensors, bucket.views(SCALE), strict=True):
+            for parameter, scale in zip(parameters, bucket.views(SCALE), strict=True):
                 torch.reciprocal(self.optimizer.denominator(groups[parameter], parameter), out=scale)
             torch.mul(bucket.slot(GRADIENT), bucket.slot(SCALE), out=bucket.slot(SCALED))
 
@@ -176,11 +178,11 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Steps: take how far the local steps moved, average it, and make momentum of it."""
-        plan_differences(bucket, self.codec, self._meet)
+        plan_differences(bucket, self.codec, functools.partial(self._meet, wholes(bucket)))
 
-    def _meet(self, bucket: Bucket) -> None:
+    def _meet(self, parameters: list[torch.Tensor], bucket: Bucket) -> None:
         groups = self.optimizer.groups_by_parameter()
-        for parameter, anchor, moved in zip(bucket.tensors, bucket.views(ANCHOR), bucket.views(DELTA), strict=True):
+        for parameter, anchor, moved in zip(parameters, bucket.views(ANCHOR), bucket.views(DELTA), strict=True):
             self.optimizer.meet(groups[parameter], parameter, anchor, moved)
         set_weights(bucket, ANCHOR)
 

@@ -204,7 +204,7 @@ class ElasticVote(Vote):
 
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         begun = [bucket for bucket in buckets if bucket.execution.started]
-        if not begun:
+        if buckets and not begun:  # none at all: other positions of an island have some, and vote
             return []
         if not self.waits:
             return self._join_alone(begun)
