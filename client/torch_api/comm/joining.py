@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any, Protocol
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm.checkpoint_state import Kept, keepers
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.membership_change import OnChange
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.job import start
 from bagua.torch_api.job.session import CURRENT, Session, current
+
+LOOK_S = 0.05
 
 
 class Stateful(Protocol):
@@ -96,6 +101,23 @@ def init_process_group(
     session = current()
     if session.elastic:
         units(session).begin()
+        if session.membership.island_size > 1:
+            threading.Thread(target=_follow_losses, args=(session,), name="bagua losses", daemon=True).start()
+
+
+def _follow_losses(session: Session) -> None:
+    """Enters the next generation for a rank whose program does not come to it: after a loss it may wait in torch's own
+    operation for another rank of its island, which waits for all members of that generation."""
+    before = 0
+    while session is CURRENT.session:
+        time.sleep(LOOK_S)
+        over = session.membership.generation if session.connection.generation_is_over() else 0
+        if over and over == before and not session.newcomer:  # the program has had time to enter it
+            try:
+                units(session).recover(over)
+            except CommunicationError:  # the job is over, which the program hears in its next operation
+                return
+        before = over
 
 
 def is_newcomer() -> bool:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from rig.ranks.faults import VARIABLE, Fault, start_beside
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from training_scenarios.support import seeded, sgd, shard, whole_parameters, wide_mlp, wrap
 
 import bagua.torch_api as bagua
 from bagua.base import islands
 from bagua.base.errors import BaguaError
+from bagua.torch_api.algorithms.diloco import StreamingDiLoCoAlgorithm
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.job.session import current
 
@@ -87,6 +89,32 @@ def rank_train(workers=0, batches=1, balanced=False, beside=0, sharded=False, **
     return {"member": member, "flat": flat, "steps": step, "opening": sampler._course.opening}
 
 
+def narrow():
+    """The last layer has one row: a rank of each island has nothing of it."""
+    return nn.Sequential(nn.Linear(10, 3), nn.Tanh(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def rank_streams(overlap):
+    """This rank's part of the anchor, to which all islands have moved, and how many buckets each fragment has here."""
+    bagua.init_process_group()
+    model = shard(seeded(narrow))
+    optimizer = sgd(model)
+    streaming = StreamingDiLoCoAlgorithm(interval=6, fragments=3, overlap=overlap, codec=None)
+    model.with_bagua([optimizer], streaming)
+    fault = Fault(lambda: model.bagua_buckets)
+    for step in range(14):
+        fault.step = step
+        optimizer.zero_grad()
+        fault.at("before")
+        model(dataset().tensors[0][bagua.get_rank() :: 6]).square().mean().backward()
+        optimizer.step()
+    model.bagua_algorithm.close()
+    buckets = model.bagua_buckets
+    anchor = torch.cat([bucket.slot("anchor") for bucket in buckets])
+    counts = [sum(bucket.name.startswith(f"{fragment}.") for bucket in buckets) for fragment in range(3)]
+    return {"place": bagua.get_rank() % 2, "anchor": anchor, "buckets": counts}
+
+
 def used(folder, member, before_step=10**9):
     rows = [[int(word) for word in line.split()] for line in (folder / str(member)).read_text().splitlines()]
     return [index for _, step, *indices in rows if step < before_step for index in indices]
@@ -97,7 +125,7 @@ def run(ranks, folder, function, nprocs, kills="", elastic=True, island_size=1, 
     environment = {VARIABLE: kills, FOLDER: str(folder), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
     environment[islands.VARIABLE] = str(island_size)
     ranks.start(function, nprocs, elastic=elastic, environment=environment, **arguments)
-    pairs = (map(int, kill.split(":")[:2]) for kill in kills.split())
+    pairs = (map(int, kill.split(":")[:2]) for kill in kills.split() if not kill.endswith("unheard"))
     killed = {
         member: step for one, step in pairs for member in range(nprocs) if member // island_size == one // island_size
     }
@@ -155,6 +183,26 @@ def test_ranks_of_an_island_read_the_same(ranks, tmp_path, phase):
     assert results[0]["opening"] == ()
     assert all(used(tmp_path, first) == used(tmp_path, first + 1) for first in (0, 4))
     check(ranks, tmp_path, results, killed, phase == "committed", 2)
+
+
+def test_a_rank_waits_in_its_island_while_its_mate_enters_the_next_generation(ranks, tmp_path):
+    """All have heard the flags of step 2, of which member 3 dies; member 0 hears of the loss instead. Its mate waits
+    for it in the next forward pass, in torch's own all-gather."""
+    kills = "3:2:0:heard 0:2:0:unheard"
+    found = run(ranks, tmp_path, rank_train, 6, kills, island_size=2, sharded=True, batch_size=2)
+    check(ranks, tmp_path, *found, committed=True)
+
+
+@pytest.mark.parametrize(("overlap", "phase"), [(0, "before"), (2, "start"), (2, "ready")])
+def test_fragments_of_shards_travel_in_different_numbers_of_buckets(ranks, overlap, phase):
+    """A rank is lost while a fragment is under way."""
+    environment = {VARIABLE: f"3:5:0:{phase}", "BAGUA_DEFAULT_BUCKET_SIZE": "8", islands.VARIABLE: "2"}
+    ranks.start(rank_streams, 6, elastic=True, environment=environment, overlap=overlap)
+    found = ranks.left([2, 3])
+    for place in (0, 1):
+        first, other = (one for one in found if one["place"] == place)
+        assert torch.equal(first["anchor"], other["anchor"])
+    assert [one["buckets"] for one in found[:2]] == [[2, 2, 2], [0, 2, 2]]
 
 
 def test_the_last_epoch_uses_all_samples_too(ranks, tmp_path):
