@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.shards import is_shard, local_part, with_part
+from bagua.torch_api.comm.shards import divisions, empty_shard, is_shard, local_part, with_part
 
 _TENSORS = ("tensor", "shard")
 _PLAIN = (bool, int, float, str, type(None))
@@ -23,8 +23,8 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(local_part(value))
         on_device = value.device.type != "cpu"
-        kind = "shard" if is_shard(value) else "tensor"
-        return {kind: [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
+        content = [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]
+        return {"shard": [*content, divisions(value)]} if is_shard(value) else {"tensor": content}
     value = _plain_number(value)
     if isinstance(value, _PLAIN):
         return value
@@ -97,9 +97,13 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _new_shard(content: Any, like: torch.Tensor) -> torch.Tensor:
-    """A tensor that is divided as the parameter whose state it is: no other has parts in an optimizer."""
-    made: torch.Tensor = with_part(torch.empty_like(local_part(like), dtype=_dtype(content[0])).detach(), like)
-    return made
+    """A tensor that is divided over the mesh of the parameter whose state it is, and as that where it has its shape:
+    an optimizer's factors have other ones."""
+    dtype, shape, _, divided = content
+    if list(like.shape) == shape and divisions(like) == divided:
+        made: torch.Tensor = with_part(torch.empty_like(local_part(like), dtype=_dtype(dtype)).detach(), like)
+        return made
+    return empty_shard(like, shape, _dtype(dtype), divided)
 
 
 def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
@@ -107,6 +111,6 @@ def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
     _, sizes, on_device = content
     where = like.device if like is not None and on_device else torch.device("cpu")
     shape = torch.Size(sizes)
-    if like is not None and like.shape == shape:
+    if like is not None and like.shape == shape and not is_shard(like):
         return torch.empty_like(like, dtype=dtype, device=where).detach()
     return torch.empty(shape, dtype=dtype, device=where)

@@ -40,7 +40,32 @@ def equal_layers():
     return nn.Sequential(*[nn.Linear(10, 10) for _ in range(4)]).double()
 
 
-def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=False, **sizes):
+class Factored(torch.optim.Optimizer):
+    """Its state has other shapes than the parameters: one element for each row, which is divided as they are, and
+    three that each rank has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for one in self.param_groups[0]["params"]:
+            state, rows = self.state[one], one.grad.square()
+            rows = rows.mean(dim=-1, keepdim=True) if one.dim() > 1 else rows
+            state["rows"] = rows + 0.9 * state["rows"] if "rows" in state else rows
+            state["count"] = state.get("count", one.grad.new_zeros(3)) + 1
+            one.sub_(one.grad / (state["rows"].sqrt() + 1), alpha=0.05)
+
+
+INNER = {
+    "sgd": sgd,
+    "adam": lambda model: torch.optim.Adam(model.parameters()),
+    "factored": lambda model: Factored(model.parameters()),
+}
+"""Adam counts steps in scalars. torch's Adafactor steps no shards."""
+
+
+def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=False, inner="sgd", **sizes):
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
@@ -56,7 +81,7 @@ def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=Fal
         model.append(nn.Linear(4, 3).double())
     if sharded:
         shard(model)
-    optimizer = sgd(model)
+    optimizer = INNER[inner](model)
     if recuts:
         tuner = functools.partial(Alternating, -1)
         model.bagua_ddp = BaguaDistributedDataParallel(model, [optimizer], GradientAllReduceAlgorithm(), tuner=tuner)
@@ -117,7 +142,7 @@ class LateCounter(Counter):
 LateCounter.__name__ = "Counter"
 
 
-def check(results, make=wide_mlp):
+def check(results, make=wide_mlp, inner="sgd"):
     """Replicas are equal after each step, and those of a reference with the same samples; each sample was used once in
     each epoch. Returns the members of each step."""
     by_step = {}
@@ -126,7 +151,7 @@ def check(results, make=wide_mlp):
             by_step.setdefault(step, []).append((result["member"], rest))
     inputs = dataset().tensors[0]
     model = seeded(make, seed=0)
-    optimizer = sgd(model)
+    optimizer = INNER[inner](model)
     used = []
     for step in sorted(by_step):
         members = by_step[step][0][1][1]
@@ -199,12 +224,13 @@ def test_newcomers_take_over_the_state_of_fused_optimizers_and_the_present_cuts(
         assert "step_in_backward=True has no effect in an elastic job" in ranks.started[0].output
 
 
-def test_an_island_joins(ranks, tmp_path):
+@pytest.mark.parametrize("inner", INNER)
+def test_an_island_joins(ranks, tmp_path, inner):
     """Each newcomer gets its shard from the rank at its place."""
-    environment = {islands.VARIABLE: "2"}
-    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, sharded=True, environment=environment)
-    join(ranks, tmp_path, [2, 3], 4, sharded=True, environment=environment)
-    members_of = check(ranks.left())
+    more = {"environment": {islands.VARIABLE: "2"}, "sharded": True, "inner": inner}
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, **more)
+    join(ranks, tmp_path, [2, 3], 4, **more)
+    members_of = check(ranks.left(), inner=inner)
     assert [sorted(members) for members in members_of[3:5]] == [[0, 1], [0, 1, 2, 3]]
 
 
