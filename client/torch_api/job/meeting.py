@@ -20,8 +20,10 @@ from typing import Any
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 import bagua
+from bagua.base import islands
 from bagua.base.errors import ServiceError
 from bagua.csrc.wire_version import WIRE_VERSION
+from bagua.torch_api.job.environment import get_island_size
 
 DEADLINE_S = 300.0
 FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.002, 0.2, 1e-4
@@ -56,8 +58,15 @@ class Meeting:
         self.publish(_here(rank))
         begun = self.ask(_BEGIN, "Rank 0")
         self.name = f"{self.number} {text_of(begun, 'name')}"
+        words = ""
         if begun.get("wire_version") != WIRE_VERSION:
             words = f"rank {rank} has {_release()}, rank 0 {_release(begun)}: install one release on all hosts."
+        elif begun.get("island_size") != get_island_size():
+            words = (
+                f"rank {rank} has {islands.VARIABLE}={get_island_size()}, rank 0 {begun.get('island_size')}: give all "
+                "hosts the same."
+            )
+        if words:
             self.fail(words)
             _raise_if_failed({"error": words})
 
@@ -66,7 +75,7 @@ class Meeting:
         if number > 1:  # ranks that still wait in the last one come here
             _end(PrefixStore(str(number - 1), self._all), {"superseded": True})
         mine = PrefixStore(str(number), self._all)
-        about = {"version": bagua.__version__, "wire_version": WIRE_VERSION}
+        about = {"version": bagua.__version__, "wire_version": WIRE_VERSION, "island_size": get_island_size()}
         mine.set(_BEGIN, json.dumps({"name": secrets.token_hex(8), **about}))
         return number
 

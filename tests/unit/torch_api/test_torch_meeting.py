@@ -116,6 +116,17 @@ def test_ranks_of_releases_that_can_not_talk_are_told_at_once(monkeypatch):
             waiting.ask("ready/1", "Rank 1")
 
 
+def test_hosts_whose_islands_have_other_sizes_are_told_at_once(monkeypatch):
+    store = HashStore()
+    others = [Meeting(store, rank, 3) for rank in (0, 2)]
+    with monkeypatch.context() as other, pytest.raises(ServiceError, match="rank 1 has BAGUA_ISLAND_SIZE=2, rank 0 1"):
+        other.setenv("BAGUA_ISLAND_SIZE", "2")
+        Meeting(store, 1, 3)
+    for waiting in others:
+        with pytest.raises(ServiceError, match="give all hosts the same"):
+            waiting.ask("ready/1", "Rank 1")
+
+
 def test_nobody_waits_for_ever(monkeypatch):
     monkeypatch.setattr(module, "DEADLINE_S", 0.05)
     with pytest.raises(ServiceError, match="Rank 0 did not come"):
