@@ -19,6 +19,7 @@ What a case names must be at the top of its module: ranks import it by name.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,21 +28,28 @@ import torch
 from rig.ranks.placing import on_host, placed
 from torch import Tensor, nn
 
+import bagua.torch_api as bagua
+
 Loss = Callable[[nn.Module, int, int], Tensor]
 """(model, rank, step) -> the loss on that rank's batch of that step."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Ranks of every host."""
+    """Replicas of every host: ranks, or islands of ranks that hold one together."""
 
     name: str
     hosts: tuple[tuple[int, ...], ...]
+    island: int = 1
 
     @property
     def n(self):
-        """Number of ranks."""
-        return sum(len(ranks) for ranks in self.hosts)
+        """Number of replicas."""
+        return sum(len(replicas) for replicas in self.hosts)
+
+    def ranks_of(self, replicas):
+        """The ranks that hold these."""
+        return [one * self.island + place for one in replicas for place in range(self.island)]
 
 
 WORLDS = {
@@ -53,12 +61,14 @@ WORLDS = {
         World("2 hosts x 1", ((0,), (1,))),
         World("2 hosts x 2", ((0, 1), (2, 3))),
         World("2 hosts, 1 and 2", ((0,), (1, 2))),
+        World("2 islands x 2", ((0,), (1,)), island=2),
     )
 }
-EVERY_WORLD = tuple(WORLDS)
-EVEN_WORLDS = tuple(name for name, world in WORLDS.items() if world.n % 2 == 0)
-TWO_HOSTS = tuple(name for name, world in WORLDS.items() if len(world.hosts) == 2)
-SEVERAL_RANKS = tuple(name for name, world in WORLDS.items() if world.n > 1)
+ISLANDS = "2 islands x 2"
+EVERY_WORLD = tuple(name for name in WORLDS if name != ISLANDS)
+EVEN_WORLDS = tuple(name for name in EVERY_WORLD if WORLDS[name].n % 2 == 0)
+TWO_HOSTS = tuple(name for name in EVERY_WORLD if len(WORLDS[name].hosts) == 2)
+SEVERAL_RANKS = tuple(name for name in EVERY_WORLD if WORLDS[name].n > 1)
 
 
 # Models and losses
@@ -112,9 +122,31 @@ def seeded(make, seed=0):
     return placed(make())
 
 
+def replica(make):
+    """A model that is another one on each island, or rank, and divided among the ranks of an island."""
+    model = seeded(make, seed=bagua.get_island())
+    if bagua.get_island_size() == 1:
+        return model
+    from torch.distributed.device_mesh import init_device_mesh  # not in ranks without shards: it takes a second
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (bagua.get_island_size(),))
+    uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer is not model and all(uses[one] == 1 for one in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh, ignored_params={one for one in model.parameters() if one.dim() == 0})
+
+
+def whole(parameter):
+    """The parameter, put together from the ranks of its island, all of which call it."""
+    found = parameter.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
 def flat(model):
     """A copy of all parameters in the order of their registration, float64 [elements], on the CPU."""
-    return on_host(torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]))
+    return on_host(torch.cat([whole(parameter).flatten().double() for parameter in model.parameters()]))
 
 
 def nbytes(model):

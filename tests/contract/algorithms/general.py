@@ -7,7 +7,7 @@ Each check runs in every rank with a ``Subject``; it raises if something is wron
 import os
 
 import torch
-from contract.algorithms.case import batch, flat, mlp, seeded, square
+from contract.algorithms.case import batch, flat, mlp, replica, seeded, square
 from contract.algorithms.exchange import everyones
 from contract.algorithms.subjects import CLEAR, Subject
 from torch import nn
@@ -37,7 +37,7 @@ def take_steps(model, optimizers, steps, loss=square, subject=None):
     for step in range(steps):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        value = loss(model, bagua.get_rank(), step)
+        value = loss(model, bagua.get_island(), step)
         value.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -50,7 +50,7 @@ def take_steps(model, optimizers, steps, loss=square, subject=None):
 
 def wrap(subject, make=mlp, **options):
     """A model that is different on every rank until it is wrapped."""
-    model = seeded(make, seed=bagua.get_rank())
+    model = replica(make)
     optimizers = subject.optimizers(model)
     os.environ[VARIABLE] = "error" if subject.replicas_equal else "warn"
     return model.with_bagua(optimizers, subject.make(), **options), optimizers
@@ -122,7 +122,7 @@ def parameters_without_gradient(subject):
 def accumulation_without_synchronisation(subject):
     """Passes under ``no_sync`` add up, and the next one exchanges the whole."""
     model, optimizers = wrap(subject)
-    rank = bagua.get_rank()
+    rank = bagua.get_island()
     for step in range(3):
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -147,7 +147,7 @@ def two_passes_before_a_step(subject):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             for part in range(2):
-                square(model, bagua.get_rank(), 2 * step + part).backward()
+                square(model, bagua.get_island(), 2 * step + part).backward()
             for optimizer in optimizers:
                 optimizer.step()
     except CLEAR as error:

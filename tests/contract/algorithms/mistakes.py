@@ -5,7 +5,7 @@ fail the test.
 """
 
 import torch
-from contract.algorithms.case import mlp, seeded, square
+from contract.algorithms.case import mlp, replica, square
 from contract.algorithms.exchange import everyones
 from contract.algorithms.general import identical, take_steps, unwrap, wrap
 from contract.algorithms.subjects import CLEAR, Subject
@@ -48,7 +48,7 @@ def still_usable():
 @mistake
 def different_shapes(subject):
     """A model that is another one on the last rank."""
-    width = 7 if bagua.get_rank() == bagua.get_world_size() - 1 and bagua.get_world_size() > 1 else 6
+    width = 7 if bagua.get_island() == bagua.get_replica_count() - 1 and bagua.get_replica_count() > 1 else 6
     message = clear_error(lambda: unwrap(wrap(subject, lambda: nn.Linear(10, width))[0]))
     assert bool(message) == (bagua.get_world_size() > 1)
     still_usable()
@@ -100,7 +100,7 @@ def unusual_optimizers(subject):
 
     def train_with(make):
         def action():
-            model = seeded(mlp, seed=bagua.get_rank())
+            model = replica(mlp)
             optimizers = make(model)
             model.with_bagua(optimizers, subject.make())
             take_steps(model, optimizers, 3, subject=subject)
@@ -127,7 +127,7 @@ def gradients_that_are_not_numbers(subject):
     take_steps(model, optimizers, 1)
 
     optimizers[0].zero_grad()
-    (square(model, bagua.get_rank(), 0) * (float("nan") if bagua.get_rank() == 0 else 1.0)).backward()
+    (square(model, bagua.get_island(), 0) * (float("nan") if bagua.get_rank() == 0 else 1.0)).backward()
     optimizers[0].step()
     unwrap(model)
     still_usable()
