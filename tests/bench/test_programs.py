@@ -3,6 +3,7 @@
 ``e2e/pages/test_pages.py`` runs those for operators.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def test_it_runs(command):
     name, *arguments = command.split()
     found = lines_of(HERE / name, *arguments)
     assert len(found) == PROGRAMS[command], found
+
+
+def test_island_memory():
+    """Each of two ranks holds half of a model of 1 MB."""
+    run = ("-m", "bagua.cli.main", "run", "--island-size", "2", "--nproc-per-node", "2")
+    rows = [json.loads(line[line.index("{") :]) for line in lines_of(*run, HERE / "island_memory.py", "--megabytes", 1)]
+    assert [row["shard"] for row in rows] == [0.5, 0.5], rows
 
 
 def test_c10d():

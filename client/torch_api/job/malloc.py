@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 
+from bagua.base import islands
 from bagua.torch_api.job import environment
 
 # (parameter of mallopt, environment variable, value); a node daemon starts its ranks with these variables
@@ -15,6 +16,8 @@ SETTINGS = (
     (-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),  # the end of the heap is not given back by itself: see HeapTrimmer
     (-2, "MALLOC_TOP_PAD_", 16 << 20),  # the heap grows by so much at once
 )
+# Units that FSDP gathers and frees leave holes in a heap, until it is larger than the whole model.
+OF_ISLANDS = ((-3, "MALLOC_MMAP_THRESHOLD_", 1 << 20),)
 
 
 def keep_memory() -> None:
@@ -24,7 +27,7 @@ def keep_memory() -> None:
     libc = _glibc()
     if libc is None or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):  # the user's own settings win
         return
-    for parameter, variable, value in SETTINGS:
+    for parameter, variable, value in SETTINGS if islands.size_in(os.environ) == 1 else OF_ISLANDS:
         if variable not in os.environ:
             libc.mallopt(parameter, value)
 

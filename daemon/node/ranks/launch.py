@@ -17,11 +17,15 @@ _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # into a pipe Python writes by blocks: logs would lag
     "PYTHONFAULTHANDLER": "1",  # a crash by a signal says where it was
     "PYTHONBREAKPOINT": "bagua.base.debugging.stop",
+}
+_KEEPS_MEMORY = {
     # glibc: temporaries of a step stay mapped between steps, instead of being faulted in again page by page
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
+# Ranks of islands: units that FSDP gathers and frees leave holes in a heap, until it is larger than the whole model.
+_GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 class LaunchError(RuntimeError):
@@ -65,7 +69,8 @@ def environment(
     place = spec.place(member)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
-    env = {**_DEFAULTS, **inherited, **spec.program.env, **secrets}
+    malloc = _KEEPS_MEMORY if islands.size_in(spec.program.env) == 1 else _GIVES_BACK
+    env = {**_DEFAULTS, **malloc, **inherited, **spec.program.env, **secrets}
     if islands.VARIABLE not in spec.program.env:  # one of the daemon's own: the coordinator would not know of islands
         env.pop(islands.VARIABLE, None)
     if place.local_size > 1:

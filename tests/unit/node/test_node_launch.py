@@ -86,7 +86,12 @@ def test_environment_of_a_rank():
     ]
     assert [env[name] for name in ("BAGUA_JOB_ID", "BAGUA_DAEMON_SOCKET", "BAGUA_CACHE_DIR")] == ["j-1", "/s", "/c"]
     assert env["OMP_NUM_THREADS"] == "1" and env["MALLOC_TOP_PAD_"] == "1" and env["PYTHONUNBUFFERED"] == ""
-    assert "PYTHONSAFEPATH" not in env
+    assert "PYTHONSAFEPATH" not in env and "MALLOC_TRIM_THRESHOLD_" in env
+    spec.env["BAGUA_ISLAND_SIZE"] = "2"
+    env = environment(
+        parse_specification(run_job(spec=spec), "b"), 3, base=base, secrets={}, rank_socket=Path("/s"), cache=None
+    )
+    assert env["MALLOC_MMAP_THRESHOLD_"] == "1048576" and "MALLOC_TRIM_THRESHOLD_" not in env
     alone = parse_specification(run_job(host_index=0, hosts=[node_pb2.HostPlan(ranks=[0])]), "b")
     assert "OMP_NUM_THREADS" not in environment(alone, 0, base={}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
     kept = environment(parsed, 2, base={"OMP_NUM_THREADS": "4"}, secrets={}, rank_socket=Path("/s"), cache=Path("/c"))
