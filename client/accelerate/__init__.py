@@ -31,8 +31,13 @@ def begin() -> bool:
     ranks. Returns whether it is up now. Where there is no GPU, Accelerate is told to use processors: otherwise each
     rank would train alone.
 
-    Raises ConfigError if ``torch.distributed`` is up with another backend.
+    Raises ConfigError if ``torch.distributed`` is up with another backend, or the job has islands.
     """
+    if bagua_api.get_island_size() > 1:
+        raise ConfigError(
+            "Accelerate and the Trainer shard over all ranks, and know no islands: leave --island-size out, or write "
+            "the loop with fully_shard and with_bagua. [BG618]"
+        )
     if distributed.is_initialized():
         found = str(distributed.get_backend_config())
         if BACKEND not in found:

@@ -110,6 +110,11 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if not bagua.is_initialized():
                 self._export_ranks()
                 bagua.init_process_group()
+            if current().membership.island_size > 1:
+                raise ConfigError(
+                    "BaguaStrategy trains whole replicas, and this job has islands: a sharded model needs its own "
+                    "loop, with with_bagua after fully_shard. Or leave --island-size out. [BG618]"
+                )
             if is_elastic():
                 follow_members(self)
             self._check_world()

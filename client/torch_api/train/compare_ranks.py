@@ -50,6 +50,12 @@ def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None
         )
     if process_group is not None:
         raise ConfigError("A sharded model is trained by all islands: leave process_group out. [BG618]")
+    if getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", None):
+        raise ConfigError(
+            "Accelerate is in use, which counts the ranks of torch.distributed, this island alone: its loaders would "
+            "give islands the same samples. Write the loop without Accelerator and Trainer, with "
+            "bagua.contrib.ElasticSampler. [BG701]"
+        )
     refuse_foreign_meshes(module, current().membership.island_size)
     spread_parts(module)
     return replicas_group()

@@ -64,6 +64,29 @@ def hear_reports(folder):
         assert heard[0].metrics["loss"] > 0
 
 
+def rank_of_an_island():
+    """A loader of Accelerate would deal its samples inside of the island; backend "bagua" is all ranks."""
+    warnings.simplefilter("default")
+    os.environ |= {"ACCELERATE_USE_CPU": "true", "BAGUA_ISLAND_SIZE": "2"}
+    import bagua.torch_api as bagua
+
+    with pytest.raises(ConfigError, match="know no islands"):
+        import bagua.accelerate
+    bagua.init_process_group()
+    model = torch.nn.Linear(4, 4)
+    torch.distributed.fsdp.fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+    from accelerate import PartialState
+
+    PartialState(cpu=True)
+    with pytest.raises(ConfigError, match="would give islands the same samples"):
+        model.with_bagua([torch.optim.SGD(model.parameters(), 0.1)])
+    print("refused")
+
+
+def test_islands_are_refused(tmp_path, run_in_ranks):
+    assert all("refused" in output for output in run_in_ranks(tmp_path, PRELOAD, rank_of_an_island))
+
+
 def rank_scenarios(names, folder):
     warnings.simplefilter("default")
     os.environ["ACCELERATE_USE_CPU"] = "true"

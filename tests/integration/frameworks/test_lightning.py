@@ -371,6 +371,18 @@ FUNCTIONS = (
 SCENARIOS = {scenario.__name__: scenario for scenario in FUNCTIONS}
 
 
+def rank_of_an_island():
+    import_lightning()
+    os.environ["BAGUA_ISLAND_SIZE"] = "2"
+    with pytest.raises(ConfigError, match="this job has islands"):
+        fit("bagua", make_model())
+    print("refused")
+
+
+def test_islands_are_refused(tmp_path, run_in_ranks):
+    assert all("refused" in output for output in run_in_ranks(tmp_path, PRELOAD, rank_of_an_island))
+
+
 def rank_scenarios(names):
     warnings.simplefilter("default")
     bagua.init_process_group()
