@@ -120,7 +120,7 @@ def advise(
             f"{cluster.ranks} ranks on a host hold no whole islands of {found.island_size}, and what FSDP moves "
             "between hosts is not predicted: choose a multiple with --nproc-per-node. [BG114]"
         )
-    made = advise_on(found, cluster, chosen)
+    made = checked(advise_on, found, cluster, chosen)
     document = describe(found, cluster, made) | {"command": command_line()}
     if plot is not None:
         plots.plot_advice(document, plot)

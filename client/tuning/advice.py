@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bagua.base.errors import ConfigError
 from bagua.tuning.exchanges import (
     AFTER,
     BACKGROUND,
@@ -35,6 +36,7 @@ from bagua.tuning.predict import (
 )
 from bagua.tuning.profile import Gradient, StepProfile
 
+NO_SHARDS = ("async",)  # islands refuse it
 WORTH_IT = 0.10  # Share of the step that an algorithm with another result must save to be recommended
 
 
@@ -65,8 +67,14 @@ class Advice:
 
 def advise(profile: StepProfile, cluster: Cluster, texts: Sequence[str] | None = None) -> Advice:
     """Predictions for these algorithms (None: all, with all codecs). The first of the rows with the result of gradient
-    all-reduce is gradient all-reduce itself, which is always among them."""
+    all-reduce is gradient all-reduce itself, which is always among them. Raises ConfigError for one that islands
+    refuse."""
     chosen = list(every_text(cluster.hosts)) if texts is None else list(texts)
+    if cluster.island_size > 1:
+        refused = [text for text in chosen if text.startswith(NO_SHARDS)]
+        if refused and texts is not None:
+            raise ConfigError(f"Islands can't train with {', '.join(refused)}: name another --algorithm. [BG618]")
+        chosen = [text for text in chosen if text not in refused]
     if "gradient_allreduce" not in chosen:
         chosen.insert(0, "gradient_allreduce")
     rows = [Row(exchange, predict(profile, cluster, exchange)) for exchange in map(exchange_of, chosen)]

@@ -1,10 +1,13 @@
 """How algorithms exchange, compared with the algorithms themselves; and the recommendation."""
 
+import sys
+
 import pytest
 
 from bagua.algorithms import Algorithm
 from bagua.base.algorithm_choice import NAMES, OPEN, parse
-from bagua.tuning.advice import predict
+from bagua.base.errors import ConfigError
+from bagua.tuning.advice import advise, predict
 from bagua.tuning.exchanges import DEFAULT_CODECS, LOCAL_STEPS, OWN_OPTIMIZER, every_text, exchange_of
 from bagua.tuning.network import parse_network
 from bagua.tuning.predict import RATIOS, Cluster
@@ -52,6 +55,21 @@ def test_all_algorithms_of_the_registry_are_there():
     assert {text.partition(":")[0] for text in texts} == set(NAMES) - set(OPEN)
     assert set(DEFAULT_CODECS) | set(OWN_OPTIMIZER) <= set(NAMES)
     assert "decentralized:peer_selection_mode=shift_one" not in every_text(3)
+
+
+def test_islands_are_advised_what_they_take():
+    cluster = Cluster(parse_network("1gbit"), 2, ranks=2, island_size=2)
+
+    def takes_shards(text):
+        parts = vars(sys.modules[type(made(text)).__module__]).values()
+        return all(getattr(part, "takes_shards", True) for part in parts)
+
+    takes = {text for text in every_text(2) if takes_shards(text)}
+    assert (
+        len(takes) < len(list(every_text(2))) and {row.exchange.text for row in advise(PROFILE, cluster).rows} == takes
+    )
+    with pytest.raises(ConfigError, match="can't train with async"):
+        advise(PROFILE, cluster, ["async"])
 
 
 @pytest.mark.parametrize(
