@@ -40,7 +40,8 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
     session = _current() if global_ranks else _session_for(store, rank, size)
-    ranks = list(global_ranks) or list(range(size))
+    # torch.distributed counts the ranks of this island alone, if there are several islands.
+    ranks = [session.membership.island[rank] for rank in global_ranks or range(size)]
     if ranks != sorted(set(ranks)):
         raise ConfigError(
             f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first. [BG410]"
@@ -51,7 +52,7 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     else:
         # torch counts groups anew after each default group, a session may outlive it, and members may change.
         key = f"{agreement.default_name()} {name}"
-        number = hashed_number(f"{key} {made.count(key)}")
+        number = hashed_number(f"{key} {made.count(key)} {ranks[0]}")  # each island has groups of these names
         communicator = Communicator(number, ranks, session.membership.rank, session.connection)
     return Member(session, communicator, not global_ranks)
 

@@ -3,7 +3,7 @@
 
     python tests/bench/c10d.py                                   # all, about ten minutes
     python tests/bench/c10d.py --only ddp,fsdp --seconds 20
-    python tests/bench/c10d.py --only network                    # two hosts at 1 Gbit/s; needs root
+    python tests/bench/c10d.py --only network,few-bits           # two hosts at 1 Gbit/s; needs root
 
 Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
 row stands beside it, and the best that there is to gain: Gloo's step over one that exchanges nothing ("silent": DDP
@@ -31,7 +31,7 @@ from bagua.bench.ranks.models import WORKLOADS, Transformer
 from bagua.cli.bench import tasks
 from bagua.tuning.network import Network, parse_network
 
-ALONE, SILENT, OURS, GLOO, OWN = "alone", "silent", "bagua", "gloo", "bagua.torch_api"
+ALONE, SILENT, OURS, GLOO, OWN, FEW = "alone", "silent", "bagua", "gloo", "bagua.torch_api", "int4"
 MODELS = ("mlp", "resnet", "transformer")
 TURN_S = 0.4  # a turn has as many steps as fit, at least one
 MOST_STEPS = 200
@@ -103,13 +103,18 @@ def silent_group():
 
 
 def fsdp(config):
-    """The same with FSDP2, sharded by layer."""
+    """The same with FSDP2, sharded by layer; between hosts also with few bits."""
     from torch.distributed.fsdp import fully_shard
+
+    from bagua.fsdp import compress
 
     torch.manual_seed(0)
     workload = WORKLOADS[config["model"]](**config["sized"])
     turns = {ALONE: trainer(copy.deepcopy(workload.model), workload.loss_of, config["warm_up"])}
-    for name, group in {**groups(), **silent_group()}.items():
+    systems = {**groups(), **silent_group()}
+    if config.get("few"):
+        systems = {FEW: systems.pop(OURS), **systems}
+    for name, group in systems.items():
         mesh = DeviceMesh.from_group(group, "cpu")
         model = copy.deepcopy(workload.model)
         layers = model.layers.layers if isinstance(model, Transformer) else model.children()
@@ -117,6 +122,8 @@ def fsdp(config):
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        if name == FEW:
+            compress(model)
         turns[name] = trainer(model, workload.loss_of, config["warm_up"])
     return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
 
@@ -179,6 +186,9 @@ def cases():
         Case("network", f"DDP, {model}, 2 hosts x 1, 1 Gbit/s", {"kind": "ddp", "model": model}, 2, 1, gigabit, 1.0)
         for model in MODELS
     ]
+    for model, least in (("mlp", 3.5), ("transformer", 0.0)):
+        config = {"kind": "fsdp", "model": model, "few": True}
+        made.append(Case("few-bits", f"FSDP2 int4, {model}, 2 hosts x 1, 1 Gbit/s", config, 2, 1, gigabit, least))
     return made
 
 
@@ -189,14 +199,15 @@ def row_of(case, options):
     env = {"OMP_NUM_THREADS": str(options.threads)}
     task = tasks.Task(__file__, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env)
     found = tasks.measure(task, case.network)["seconds"]
-    row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
+    ours = found[FEW if FEW in found else OURS]
+    row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / ours, "promised": case.least}
     if ALONE in found:
         # A backend that takes no time would be so many times as fast as Gloo; and how much less a step waits for ours.
         least = found.get(SILENT, found[ALONE])  # a torch without a group "fake" has no silent FSDP2
         row["possible"] = found[GLOO] / least
-        row["overhead_of_gloo"] = (found[OURS] - least) / max(found[GLOO] - least, 1e-9)
+        row["overhead_of_gloo"] = (ours - least) / max(found[GLOO] - least, 1e-9)
     if OWN in found:
-        row |= {"over_own_us": (found[OURS] - found[OWN]) * 1e6, "promised_us": case.most_us}
+        row |= {"over_own_us": (ours - found[OWN]) * 1e6, "promised_us": case.most_us}
     return row
 
 
@@ -215,7 +226,7 @@ def show(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="ddp,fsdp,operations,network", help="groups of cases, with commas")
+    parser.add_argument("--only", default="ddp,fsdp,operations,network,few-bits", help="groups of cases, with commas")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seconds", type=float, default=15.0, help="of turns, for each case")
     parser.add_argument("--rounds", type=int, default=5, help="the fewest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +34,11 @@ class Transcoder:
         return torch.zeros(self.message_bytes, dtype=torch.uint8, device="cpu")
 
     def encode(
-        self, source: torch.Tensor, message: torch.Tensor, residual: torch.Tensor | None, decoded: torch.Tensor
+        self,
+        source: torch.Tensor,
+        message: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        decoded: torch.Tensor | None = None,
     ) -> None:
         """``message`` = encode(source + residual), ``decoded`` = decode(message), ``residual`` = the loss.
 
@@ -45,7 +50,7 @@ class Transcoder:
             raw=[buffer_of(source)],
             residual=None if residual is None else buffer_of(residual),
             message=buffer_of(message),
-            decoded=[buffer_of(decoded)],
+            decoded=[] if decoded is None else [buffer_of(decoded)],
             density=self._density,
         )
 
@@ -53,4 +58,16 @@ class Transcoder:
         """``decoded`` = decode(message)."""
         self._transcode(
             self._codec, self._count, encoded=[buffer_of(message)], decoded=[buffer_of(decoded)], density=self._density
+        )
+
+    def add(self, messages: Sequence[torch.Tensor], result: torch.Tensor, scale: float = 1.0) -> None:
+        """``result`` = (result + the sum of decode(message)) * scale, in the order of ``messages``."""
+        self._transcode(
+            self._codec,
+            self._count,
+            raw=[buffer_of(result)],
+            encoded=[buffer_of(message) for message in messages],
+            scale=scale,
+            decoded=[buffer_of(result)],
+            density=self._density,
         )

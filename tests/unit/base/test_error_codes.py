@@ -36,6 +36,7 @@ PUBLIC = (
     "client/torch_api",
     "client/autoload",
     "client/c10d",
+    "client/fsdp.py",
     "client/client",
     "client/lightning",
     "client/tuning",
