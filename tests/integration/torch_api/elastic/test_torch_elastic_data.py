@@ -190,7 +190,7 @@ def test_a_rank_waits_in_its_island_while_its_mate_enters_the_next_generation(ra
     for it in the next forward pass, in torch's own all-gather."""
     kills = "3:2:0:heard 0:2:0:unheard"
     found = run(ranks, tmp_path, rank_train, 6, kills, island_size=2, sharded=True, batch_size=2)
-    check(ranks, tmp_path, *found, committed=True)
+    check(ranks, tmp_path, *found, True)
 
 
 @pytest.mark.parametrize(("overlap", "phase"), [(0, "before"), (2, "start"), (2, "ready")])
