@@ -3,7 +3,6 @@
 each forward and each backward pass, that they have batches.
 
     bagua run --nproc-per-node 2 tests/bench/join_cost.py
-    bagua run --nproc-per-node 2 --emulate 1gbit tests/bench/join_cost.py
 
 Both take turns of 20 steps in the same processes. Printed for each width of three layers: medians in milliseconds.
 """
