@@ -131,7 +131,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
             if module not in of_module:
                 of_module[module] = sizes.index(min(sizes))  # the smallest so far: fragments take equally long
             fragment_of[id(tensor)] = of_module[module]
-            # Of a shard the size of the whole counts: all shards of a module go together.
+            # A shard counts with the size of its whole parameter, so all shards of a module go together.
             sizes[of_module[module]] += whole(tensor).numel() * tensor.element_size()
         return fragment_of
 

@@ -18,6 +18,9 @@ OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or return it in configure_optimizers"
 
 
+# Algorithms import nothing of torch_api: these two know shards (comm/shards.py) by their attributes alone.
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The parameter of a bucket's tensor, which is this rank's part of it where the model is sharded."""
     found: torch.Tensor = getattr(tensor, "whole", tensor)

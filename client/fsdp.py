@@ -165,9 +165,9 @@ def _check_alike(group: distributed.ProcessGroup, ranks: Sequence[int], words: s
 
 
 class State:
-    """What ranks hold for a compressed model, by the names of its units. It is each rank's own, so ranks save and load
-    it as they do a generator's state. Without it training goes on from a checkpoint as well: weights travel whole once,
-    and what the last gradients lost is forgotten."""
+    """The tensors that a rank holds for a compressed model, by the names of its units. Each rank has its own, and saves
+    and loads them as it does a generator's state. Training goes on from a checkpoint without them as well: weights
+    travel whole once, and what the last gradients lost is forgotten."""
 
     def __init__(self) -> None:
         self._units: dict[str, dict[str, Any]] = {}

@@ -125,7 +125,7 @@ class IslandMeans:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the parameters whose gradients it averages."""
+        """Names of the parameters whose gradients it averages."""
         return frozenset(name for name, _ in self._parameters)
 
 

@@ -119,7 +119,7 @@ class Course:
         self.version += 1
 
     def _readers(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Those that get batches of their own: all members, or the first one of each island."""
+        """Members that get batches of their own: all, or the first one of each island."""
         return tuple(members[:: self._island_size if self.setting.per_island else 1])
 
     @property

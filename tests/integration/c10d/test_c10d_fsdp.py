@@ -176,7 +176,7 @@ def error_after(steps, **arguments):
 
 
 def check_feedback():
-    """What a message loses is in the next ones: the error of the sum stays that of one message. Without feedback it
+    """The next messages carry what one has lost: the error of the sum stays that of one message. Without feedback it
     grows with the steps. A rotation makes it smaller where few elements are large."""
     once, most = error_after(1)
     assert 0 < error_after(10)[0].max() < most
