@@ -142,7 +142,7 @@ class _PairByDifferences:
         return (begin, AllReduce("AVG", PEER, PEER, over=self._near), exchange, end)
 
     def _encodes(self, peer: int) -> bool:
-        return not self._pairs.is_none(peer) and (self._everywhere or self._pairs.is_far(peer))
+        return not self._pairs.is_absent(peer) and (self._everywhere or self._pairs.is_far(peer))
 
     def _near(self) -> Communicator | None:
         return None if self._encodes(self._pairs.peer) else self._pairs.everybody()

@@ -8,6 +8,7 @@ from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
 
 class ByteGradAlgorithmImpl(GradientAllReduceAlgorithmImpl):
     def __init__(self, process_group: ProcessGroup, hierarchical: bool = True, average: bool = True) -> None:
+        # Reduction is always hierarchical; without ``hierarchical`` ranks of one host exchange encoded values, too.
         super().__init__(process_group, hierarchical, average, "minmax8", everywhere=not hierarchical)
 
 

@@ -1,4 +1,4 @@
-"""Forms pairs of ranks, or of hosts, that average with each other and change: ``shift_one`` of the original."""
+"""Forms pairs of ranks, or of hosts, that average with each other, other ones in each round: ``shift_one``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Pairs:
         """The other unit's position in this round."""
         return peer_of(self.position, self.n, self.round) if self.n > 1 else self.position
 
-    def is_none(self, peer: int) -> bool:
+    def is_absent(self, peer: int) -> bool:
         """True if there is no unit at this position, so that its partner rests."""
         return peer >= len(self.units)
 
@@ -82,29 +82,30 @@ class Pairs:
         return torch.mul(first, share).add_(second, alpha=1 - share)
 
     def everybody(self) -> Communicator | None:
-        """Returns the communicator of all ranks of both units of this round; None if this unit rests."""
-        if self._rests():
+        """Returns the communicator of all ranks of both units of this round; None if this unit rests. ``private``: the
+        round has begun then."""
+        if self._begin_or_rest():
             return None
         return self._communicator((*self.units[self.position], *self.units[self.peer]))
 
     def leaders(self) -> Communicator | None:
-        """The first rank of each unit of this round; None on other ranks, and where this unit rests."""
-        if not self.leader or self._rests():
+        """The same of the first rank of each unit; None on other ranks, too."""
+        if not self.leader or self._begin_or_rest():
             return None
         return self._communicator((self.units[self.position][0], self.units[self.peer][0]))
 
     def of_all_rounds(self) -> Iterator[Communicator]:
-        """Yields ``everybody`` of each round, without beginning any; ``private``, with ranks as units. Ranks that meet
-        at each communicator never wait in a circle, because all go through the rounds in the same order.
+        """Yields ``everybody`` of each round, without beginning any. Only for ``private`` with ranks as units.
+        Ranks that meet at each communicator never wait in a circle: all go through the rounds in the same order.
         """
         for number in range(self.n // 2):
             peer = peer_of(self.position, self.n, number)
-            if not self.is_none(peer):
+            if not self.is_absent(peer):
                 yield self._own((*self.units[self.position], *self.units[peer]))
 
-    def _rests(self) -> bool:
-        """Begins the round. True if this unit has no peer in it."""
-        if self.n > 1 and not self.is_none(self.peer):
+    def _begin_or_rest(self) -> bool:
+        """Begins a round without a peer, and returns True, if this unit has none in it."""
+        if self.n > 1 and not self.is_absent(self.peer):
             return False
         self.met = self.peer
         self.round += self._private

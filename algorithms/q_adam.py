@@ -1,4 +1,4 @@
-"""QAdam: Adam whose momentum is averaged encoded once its second moment is known."""
+"""QAdam: Adam that averages its momentum in encoded form, after a warm-up in which its second moment is found."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
     ``QAdamAlgorithm`` gives the mean; without it this rank's own m takes its place. Tang et al., "1-bit Adam:
     Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
 
-    Two things are other than in the original: the gradient of step ``warmup_steps`` is used (there it is lost), and
-    weight decay stays after the warm-up. And elements that had no gradient in the warm-up (v is 0: rows of an
+    Three things are other than in the original: the gradient of step ``warmup_steps`` is used (there it is lost),
+    weight decay stays after the warm-up, and elements that had no gradient in the warm-up (v is 0: rows of an
     embedding that no batch had) stay as they are after it, where the original divides by eps and throws them far off:
     ``exp_avg_sq`` is infinite for them then. As √(1-β2^k) goes on growing, steps get longer by up to
-    1/√(1-β2^warmup_steps) after the warm-up. One of 1/(1-β2) steps or more keeps that small; or lower β2, or the
+    1/√(1-β2^warmup_steps) after the warm-up. A warm-up of 1/(1-β2) steps or more keeps that small; or lower β2, or the
     learning rate.
 
     Args:
@@ -44,12 +44,13 @@ class QAdamOptimizer(torch.optim.Optimizer):
         warmup_steps: Steps with full gradients, at least 1.
         floor: When the warm-up ends, √v of every element becomes at least this share of its root mean square over the
             parameter; 0: it stays as it is. An element that has hardly had a gradient until then would fly off with its
-            first, or with the codec's error of others. 0.1 is a good choice, and leaves eps to rounding.
+            first gradient, or with the codec's error from other elements of its block. 0.1 is a good choice, and leaves
+            eps to rounding.
 
     Raises ValueError for values that can't be, RuntimeError (in ``step``) for sparse gradients.
     """
 
-    sharded = False  # ranks hold parts of its parameters
+    sharded = False  # True: ranks hold parts of its parameters
     per_parameter = ("averaged",)  # for fuse_optimizer: a tensor for each parameter, beside the state
 
     def __init__(
@@ -133,7 +134,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             if warm:
                 self._take_momentum(group, moved)
             else:
-                self._observe(group, moved)
+                self._update_moments(group, moved)
             self._move(group, moved)
         self.averaged.clear()  # a mean counts once
         return loss
@@ -146,7 +147,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         found = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         return list(map(part, found)) if self.sharded else found
 
-    def _observe(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update_moments(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """A step of the warm-up: both moments."""
         gradients = self._gradients(group, parameters)
         beta1, beta2 = group["betas"]

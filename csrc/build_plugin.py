@@ -9,10 +9,10 @@ from bagua.csrc.build_cache import SOURCE_DIR, BuildError
 
 LIBRARY = "libnccl-net-bagua.so"
 FOLDERS = ("nccl_net", "core/net", "core/base")
-# Of the daemons' transport.
+# Files of the daemons' transport that the plugin shares.
 SHARED = ("core/transport/stream_count.cpp", "core/transport/stream_count.h")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
-# The standard library's templates ignore -fvisibility: beside torch's libraries nothing but the tables may be seen.
+# The standard library's templates ignore -fvisibility: beside torch's libraries only NCCL's tables may be seen.
 EXPORTS = "{ global: ncclNetPlugin_v*; local: *; };"
 # Programs of other environments load it: they may bring an older libstdc++ than our compiler's.
 LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-pthread")
@@ -35,7 +35,7 @@ def _path(cache_dir: Path | None) -> Path:
     return build_cache.place("nccl_net", build_cache.key(parts), LIBRARY, cache_dir)
 
 
-def net_plugin_built(cache_dir: Path | None = None) -> Path | None:
+def find_net_plugin(cache_dir: Path | None = None) -> Path | None:
     """Returns the fitting plugin if it is built."""
     target = _path(cache_dir)
     return target if target.is_file() else None

@@ -1,4 +1,4 @@
-"""The control group (cgroup v2) of a process."""
+"""The control group (cgroup v2) of this process."""
 
 from __future__ import annotations
 

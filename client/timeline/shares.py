@@ -61,7 +61,7 @@ def step_words(shares: Sequence[StepShare], island_size: int = 1) -> str:
         parts.append((sum(beyond.values()), f"waiting for {_whose(shares, beyond)}{_exchange(shares, beyond)}"))
     else:
         for_ranks = sum(min(one.ranks, beyond[one.rank]) for one in shares)
-        parts.append((for_ranks, "waiting for ranks of the host in turn"))
+        parts.append((for_ranks, "waiting for ranks of the host that are late by turns"))
         parts.append((sum(beyond.values()) - for_ranks, f"waiting for the exchange{_exchange(shares, beyond)}"))
     if slowest is not None:
         parts.append((sum(behind.values()), f"waiting for {rank_name(slowest.rank, island_size)}"))
@@ -69,7 +69,7 @@ def step_words(shares: Sequence[StepShare], island_size: int = 1) -> str:
 
 
 def _whose(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
-    """Names, of two hosts, that whose bytes the other one waits for much longer than it is waited for."""
+    """Names the one of two hosts whose bytes are waited for more than twice as long."""
     nodes = sorted({one.node for one in shares})
     if len(nodes) > 2:
         return "other hosts' bytes"
@@ -86,7 +86,7 @@ def _exchange(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
 
 
 def straggler_words(shares: Sequence[StepShare], island_size: int = 1) -> str:
-    """A second line, that names it; empty if there is none."""
+    """A second line, which names the straggler; empty if there is none."""
     slowest = straggler(shares)
     if slowest is None:
         return ""

@@ -19,7 +19,8 @@ class Dimension:
 
 
 def space_of(model_bytes: int, hosts: int, given: Mapping[str, Sequence[str]], with_codec: bool) -> list[Dimension]:
-    """The settings and values that a search tries. ``given``: values that the user lists."""
+    """The settings and values that a search tries. ``given``: values that the user lists. ``with_codec``: the algorithm
+    has one."""
     sizes, most = [SMALLEST_KIB], min(LARGEST_KIB, model_bytes >> 10)
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])

@@ -143,7 +143,7 @@ def _kernels(found: Probe) -> Finding:
 
 
 def _plugin() -> Finding:
-    path = build_plugin.net_plugin_built()
+    path = build_plugin.find_net_plugin()
     if path is None:
         return Finding("Bagua-Net", WARN, "not built yet", "`bagua net path` builds it, for any program with NCCL.")
     return Finding("Bagua-Net", OK, str(path))

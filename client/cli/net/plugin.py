@@ -35,10 +35,10 @@ class Table(ctypes.Structure):
 def built_plugin() -> Path:
     """The plugin, built first if need be; standard error says so. Raises BuildError."""
     from bagua import csrc
-    from bagua.csrc.build_plugin import net_plugin_built
+    from bagua.csrc.build_plugin import find_net_plugin
 
     try:
-        found = net_plugin_built()
+        found = find_net_plugin()
         if found is None:
             print("building Bagua-Net (some seconds, once)", file=sys.stderr, flush=True)
             found = csrc.net_plugin()

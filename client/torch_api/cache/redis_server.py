@@ -14,7 +14,7 @@ from bagua.base.errors import ConfigError
 from bagua.base.paths import write_private
 
 STOP_S = 10.0
-# The shell reads from a pipe that ends with the process that holds its other end, even if that is killed.
+# The shell reads from a pipe that this process holds open. When this process ends, even killed, it stops the server.
 WATCH = """
 folder=$1; shift
 { "$@" & echo $! >"$folder/pid"; wait $!; touch "$folder/ended"; } &
@@ -52,7 +52,7 @@ class RedisServer:
 def start_redis_server_cli(port: int, capacity: int, *args: str, password: str | None = None) -> RedisServer:
     """Starts redis-server on 127.0.0.1. It may not answer yet when this returns.
 
-    ``capacity``: bytes; then entries at random make room. ``args``: more lines of its configuration, such as
+    ``capacity``: bytes; random entries make room when it is full. ``args``: more lines of its configuration, such as
     ``"--io-threads 2"``. ``password``: by default a random one. Raises ConfigError where redis-server is not installed.
     """
     program = shutil.which("redis-server")

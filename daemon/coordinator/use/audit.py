@@ -2,7 +2,7 @@
 
 Each is a line of the structured log at once, and a row of the database soon after: a call does not wait for that. A
 coordinator that is killed loses the rows of the last moment, not the lines. Calls of strangers are counted in one line
-a minute (``refusals``) and get no rows: they could fill the disk.
+a minute (``Refusals`` in host/connections.py) and get no rows: they could fill the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bagua.daemon.coordinator.rules.identity import Identity
 from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 
-_MOST = 10_000  # rows that wait while the database can't be written
+_MOST = 10_000  # rows that wait while the database can't be written; the oldest are dropped beyond it
 _AT_ONCE = 500  # in one transaction
 _PAUSE_S = 0.1  # rows of so long are written together
 _TRIM_S = 60.0

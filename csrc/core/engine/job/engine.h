@@ -1,10 +1,10 @@
-// The host leg of one job on one node: everything that core.pyi calls Engine. It owns the job's state and one
+// The host's part of one job on one node: everything that core.pyi calls Engine. It owns the job's state and one
 // generation at a time, which regroup() and plans replace; and beside it, at times, a lobby, a small generation of
 // newcomers. On a node that is only about to join, the lobby is the present generation.
 //
 // Thread safety: any thread. Threads: the channel server, those of the generations, and in elastic engines one that
-// carries out plans. A thread that calls a generation holds a reference, so that it stays until the call is over, as
-// one that has ended. Lock order: see job_state.h.
+// carries out plans. A thread that calls a generation holds a reference, so that it stays until the call is over,
+// perhaps ended by then. Lock order: see job_state.h.
 #pragma once
 
 #include <memory>
@@ -36,7 +36,7 @@ class Engine final : private ChannelHandler {
   // more is freed. Residuals stay with communicators that come back with the same members. kInvalid: it can't follow,
   // and nothing has changed. Any other error: the engine has no generation that works.
   Status regroup(Membership next, const Tokens& tokens);
-  // Elastic: the same at a boundary, when all members are there; see succession.h. Told by an event.
+  // Elastic: the same after a step, when all members are there; see succession.h. Told by an event.
   Status plan(Plan plan);
   // Elastic: newcomers get a lobby.
   Status open_lobby(const std::vector<int>& members, const Tokens& tokens);

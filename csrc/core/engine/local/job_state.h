@@ -4,9 +4,10 @@
 // Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
 //
 // Lock order in the engine, outermost first:
-//   Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ ->
-//   Registry::mutex_ -> Network::mutex_ -> Communicator::mutex_ -> ExecutorInbox::asking_mutex_ ->
-//   ExecutorInbox::mutex_ -> GenerationState::mutex_ -> the mutexes of this file's parts (each alone).
+//   Engine::planner_mutex_ -> Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::succession_mutex_, or
+//   Engine::generation_mutex_ -> HostExecutor::join_mutex_ -> Registry::mutex_ -> Network::mutex_ ->
+//   Communicator::mutex_ -> ExecutorInbox::mutex_ -> GenerationState::mutex_ -> the mutexes of this file's parts (each
+//   alone).
 // No lock is held while calling the kernel, polling the mesh or reading a socket.
 #pragma once
 

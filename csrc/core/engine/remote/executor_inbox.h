@@ -43,7 +43,7 @@ class ExecutorInbox {
     }
     return true;
   }
-  // Local rank `rank` has left, and all that it submitted has been put in. False: that is known.
+  // Local rank `rank` has left, and all that it submitted has been put in. False: it was known already.
   bool note_left(int rank) {
     const Lock lock(mutex_);
     std::vector<int>& left = content_.left;
