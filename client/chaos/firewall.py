@@ -1,7 +1,8 @@
 """A firewall around the processes of one node: packets that get lost, and calls of connect() that fail.
 
 A control group holds the processes, and small BPF programs that the kernel runs for its traffic. Connections of the
-coordinator's port pass always. A program is gone with its descriptor, so that nothing outlives this process. Needs
+coordinator's port pass always, and so does what the processes send each other: a host that is cut off has its own
+addresses. A program is gone with its descriptor, so that nothing outlives this process. Needs
 root, cgroup2 and Linux 5.18.
 """
 
@@ -68,7 +69,7 @@ class Firewall:
         """Loses what comes in, or goes out, while the context lasts. ``peer``: of this address alone."""
         with contextlib.ExitStack() as stack:
             for side in sides:
-                code = _lost(self._port, peer, _SOURCE if side == "in" else _TARGET)
+                code = _lost(self._port, self.address, peer, _SOURCE if side == "in" else _TARGET)
                 stack.enter_context(self._attached(_PACKET, _ATTACH[side], code))
             yield
 
@@ -183,12 +184,13 @@ def _failing(port: int, number: int) -> bytes:
     return others + _set(1, -number) + _call(_SET_RESULT) + _return(0)
 
 
-def _lost(port: int, peer: str, end: int) -> bytes:
+def _lost(port: int, own: str, peer: str, end: int) -> bytes:
     # A packet that is too short for a port passes.
     code = _set(2, 0) + _point(3, _HEADERS) + _set(4, _HEADERS) + _call(_LOAD_BYTES) + _passes_if(0, False, 0)
     for offset in (_PORTS, _PORTS + 2):  # the coordinator's may be either end
         code += _load(2, _STACK, offset - _HEADERS) + _passes_if(2, True, port)
-    if peer:
-        (number,) = struct.unpack("<i", _address(peer))
-        code += _load(4, _STACK, end - _HEADERS) + _passes_if(2, False, number)
+    code += _load(4, _STACK, end - _HEADERS)
+    for passes, address in ((True, "127.0.0.1"), (True, own), *([(False, peer)] if peer else [])):
+        (number,) = struct.unpack("<i", _address(address))
+        code += _passes_if(2, passes, number)
     return code + _return(0)

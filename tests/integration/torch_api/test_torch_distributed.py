@@ -210,7 +210,7 @@ def test_ranks_end_where_their_meeting_place_can_not_be_written_any_more(ranks, 
 def test_a_host_that_drops_its_own_packets_opens_no_store_for_long():
     if reason := reason_against():
         pytest.skip(f"no firewall here: {reason}")
-    firewall = Firewall("store", "127.0.0.7", 1)
+    firewall = Firewall("store", "127.0.0.8", 1)
     try:
         listen = "from bagua.torch_api.job.torch_distributed import _listen; _listen('127.0.0.7', 2)"
         with firewall.dropped(("in", "out")):
