@@ -64,7 +64,8 @@ def compress(
 
     Returns the state of it, for checkpoints. Raises ConfigError for a model without units of FSDP2; ValueError and
     TypeError for codecs that can't be. FSDP alone knows its groups, so the first gather raises ConfigError for one over
-    another backend than "bagua", hosts with different numbers of ranks, and ranks that called this differently.
+    another backend than "bagua", hosts with different numbers of ranks, and ranks that
+    called this with other codecs.
     """
     codecs = Codec.of(gather), Codec.of(reduce)
     if codecs[0] is not None and codecs[0].name in ("onebit", "topk") and not codecs[0].error_feedback:
@@ -220,12 +221,14 @@ class _Encoded:
         ConfigError where it can't encode, on all ranks."""
         if not hasattr(self, "_layout"):
             self._layout = self._layouts.of(self._unit, group, tensor)
+        if not (self._layout.hosts > 1 and self._layout.is_of(group)):
+            return False
         if not tensor.is_floating_point():
             raise ConfigError(
                 f"Unit {self._unit!r} has parameters of several dtypes, which FSDP exchanges as {tensor.dtype}: "
                 "compress() takes one in each unit. Shard the others as units of their own. [BG619]"
             )
-        return self._layout.hosts > 1 and self._layout.is_of(group)
+        return True
 
     def _pieces(
         self,
@@ -340,7 +343,8 @@ class _ReduceScatter(_Encoded):
             rows, sums = sums, sums.new_empty(layout.hosts, count)
             for row, of_host in zip(rows, sums, strict=True):
                 _reduce_scatter(of_host, row, op=ReduceOp.SUM, group=layout.inside)
-        if self._codec.error_feedback and not self.held:
+        # FSDP reduces parameters that have gradients alone: others in this step, and what was lost is not theirs.
+        if self._codec.error_feedback and (not self.held or self.held["lost"].size(1) != count):
             self.held = {"lost": torch.zeros(layout.hosts - 1, count)}
         lost = self.held.get("lost")
         scale = 1.0 if op == ReduceOp.SUM else 1.0 / len(layout.ranks)

@@ -263,6 +263,32 @@ def check_options():
         check_alike(used(model))
 
 
+class Branches(nn.Module):
+    """One unit with layers of which a pass uses one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList([nn.Linear(8, 64), nn.Linear(8, 32)])
+
+    def forward(self, inputs, layer):
+        return self.layers[layer](inputs)
+
+
+def check_other_parameters():
+    """FSDP reduces those that have gradients in a pass. Sums of steps are as without few bits, but for one message."""
+    found = []
+    for few in (True, False):
+        model = fully_shard(Branches(), mesh=DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+        if few:
+            fsdp.compress(model, None)
+        for layer in (1, 0, 0, 1):
+            inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+            model(inputs, layer).square().mean().backward()
+        found.append([one.grad.full_tensor() for one in model.parameters()])
+    assert 0 < away(*found) < 0.1
+
+
 def check_refused():
     world = dist.group.WORLD
     with pytest.raises(ConfigError, match=r"Sequential has no units of FSDP2: call .*fully_shard"):
@@ -287,6 +313,7 @@ def check_refused():
 
 CHECKS = {
     "2 x 1": (TWO_HOSTS, (check_replaced, check_resumed, check_refused, check_off, check_feedback, check_unchanged)),
+    "2 x 1, more": (TWO_HOSTS, (check_other_parameters,)),
     "2 x 2": (TWO_BY_TWO, (check_feedback, check_resumed, check_options)),
 }
 
