@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -36,7 +37,8 @@ def misfit(size: int, ranks: Sequence[int]) -> str:
     world = sum(ranks)
     if world % size:
         return f"{world} ranks can't be divided into islands of {size}"
-    if any(each % size and size % each for each in ranks) or len({each for each in ranks if each % size}) > 1:
+    runs = [(each, len(list(run))) for each, run in itertools.groupby(ranks) if each % size]  # of small hosts, in order
+    if any(size % each or each * hosts % size for each, hosts in runs) or len({each for each, _ in runs}) > 1:
         return f"islands of {size} ranks neither fill hosts of {', '.join(map(str, ranks))} ranks nor fit into them"
     return ""
 

@@ -96,7 +96,7 @@ class TorchGroup:
         """Returns the place at which Gloo's ranks find each other first. All ranks of several hosts call it together;
         it is "" where rank 0 does not want the group."""
         membership = self._session.membership
-        if self._on_one_host():
+        if all(len(ranks) % len(membership.island) == 0 for ranks in membership.hosts):  # all ranks decide alike
             # Each group of newcomers, and each later group, meets at a file of its own.
             return _FILE + self._file(f"{membership.members[membership.island[0]]}-{self._uses}")
         told, mine = {}, self.offer()

@@ -12,11 +12,9 @@ from bagua.torch_api.data.epoch_progress import Course, Setting
 @pytest.mark.parametrize(
     ("size", "ranks", "fits"),
     [
-        *(
-            (size, ranks, True)
-            for size, ranks in [(1, [3]), (2, [4, 2]), (3, [3, 3]), (4, [2, 2]), (2, [1] * 4), (8, [4, 4])]
-        ),
-        *((size, ranks, False) for size, ranks in [(2, [3]), (4, [6, 2]), (3, [2, 2, 2]), (4, [1, 3])]),
+        *((size, ranks, True) for size, ranks in [(1, [3]), (2, [4, 2]), (3, [3, 3]), (4, [2, 2]), (2, [1] * 4)]),
+        *((size, ranks, True) for size, ranks in [(8, [4, 4]), (4, [2, 2, 4])]),
+        *((size, ranks, False) for size, ranks in [(2, [3]), (4, [6, 2]), (3, [2, 2, 2]), (4, [1, 3]), (4, [2, 4, 2])]),
     ],
 )
 def test_hosts_hold_whole_islands_or_islands_whole_hosts(size, ranks, fits):
