@@ -41,7 +41,7 @@ class _State:
         return f"It is a {mine} here, and a {other} on the others."
 
     def give(self, tensors: list[torch.Tensor]) -> Any:
-        return encode(self._held.state_dict(), tensors)
+        return encode(self._held.state_dict(), tensors, shards=False)
 
     def take(self, document: Any, tensors: list[torch.Tensor]) -> None:
         self._taken = decode(document, tensors)
@@ -54,7 +54,7 @@ class _State:
 
     def keep(self) -> Kept:
         tensors: list[torch.Tensor] = []
-        document = encode(self._held.state_dict(), tensors)
+        document = encode(self._held.state_dict(), tensors, shards=False)
         named = dict(zip(tensor_paths(document), tensors, strict=True))
         return Kept({"type": self.describe(), "state": document}, of_first=named)
 
@@ -166,7 +166,7 @@ def register_state(name: str, held: Stateful) -> None:
     if name in states:
         raise ValueError(f"There is a state {name!r} already: choose another name. [BG616]")
     try:
-        encode(held.state_dict(), [])  # asked now, at the mistake, and not when a newcomer comes
+        encode(held.state_dict(), [], shards=False)  # asked now, at the mistake, and not when a newcomer comes
     except TypeError as error:
         raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}. [BG616]") from None
     states[name] = _State(held)

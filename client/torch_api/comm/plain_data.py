@@ -18,9 +18,12 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": C
 _KINDS_OF_MAPPINGS = {made: kind for kind, made in _MAPPINGS.items()}
 
 
-def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for anything else."""
+def encode(value: Any, tensors: list[torch.Tensor], shards: bool = True) -> Any:
+    """``value`` as data for JSON; tensors in it go to ``tensors``. Raises TypeError for anything else, and for parts of
+    sharded tensors without ``shards``."""
     if isinstance(value, torch.Tensor):
+        if is_shard(value) and not shards:
+            raise TypeError("a part of a sharded tensor belongs into the model, or into an optimizer of with_bagua")
         tensors.append(local_part(value))
         on_device = value.device.type != "cpu"
         content = [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]
@@ -30,10 +33,10 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [encode(item, tensors) for item in value]}
+        return {kind: [encode(item, tensors, shards) for item in value]}
     if isinstance(value, dict):
         kind = _KINDS_OF_MAPPINGS.get(type(value), "dict")
-        return {kind: [[encode(key, tensors), encode(item, tensors)] for key, item in value.items()]}
+        return {kind: [[encode(key, tensors), encode(item, tensors, shards)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} can't be sent to other ranks [BG408]")
 
 

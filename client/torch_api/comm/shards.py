@@ -6,6 +6,7 @@ island does inside, to give each of its ranks its part of the gradient, is torch
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -150,6 +151,16 @@ def ranks_of(parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(whole.device_mesh.mesh.flatten().tolist())) if is_shard(whole) else ()
 
 
+def division_words(parameter: torch.Tensor) -> str:
+    """Says among how many ranks a parameter is divided, and copied: `` of 2``, `` of 4 x 2``; empty for a whole one."""
+    whole: Any = whole_of(parameter)
+    if not is_shard(whole):
+        return ""
+    copies: int = math.prod(whole.device_mesh.size(at) for at, cut in enumerate(divisions(whole)) if cut is None)
+    ranks: int = whole.device_mesh.size()
+    return f" of {ranks // copies}" + f" x {copies}" * (copies > 1)
+
+
 def refuse_foreign_meshes(module: torch.nn.Module, island_size: int) -> None:
     """Raises ConfigError if the program has begun torch.distributed by itself, so that meshes may leave the island."""
     world = distributed.get_world_size()
@@ -171,7 +182,9 @@ def same_part(name: str, parameter: torch.Tensor) -> Any:
     other. Made once; all ranks of the island call it together. Raises ConfigError for a mesh that does not divide the
     island."""
     island, ranks = tuple(range(distributed.get_world_size())), ranks_of(parameter)
-    known = _SAME_PART.setdefault(distributed.group.WORLD, {(): distributed.group.WORLD, island: None})
+    if ranks in ((), island):
+        return None if ranks else distributed.group.WORLD
+    known = _SAME_PART.setdefault(distributed.group.WORLD, {})
     if ranks not in known:
         told = [torch.empty(len(ranks), dtype=torch.int64) for _ in island]
         distributed.all_gather(told, torch.tensor(ranks))
@@ -206,5 +219,10 @@ def spread_parts(module: torch.nn.Module) -> None:
     """Gives ranks of an island that hold the same part of a parameter the same values. All call it together, and
     outside of units, which some might repeat: groups are made here."""
     for name, one in module.named_parameters():
-        if is_shard(one) and (group := same_part(name, one)) is not None:
-            distributed.broadcast(local_part(one), distributed.get_global_rank(group, 0), group)
+        if not is_shard(one):
+            continue
+        whole: Any = one
+        copies = [whole.device_mesh.get_group(at) for at, cut in enumerate(divisions(whole)) if cut is None]
+        for group in (same_part(name, one), *copies):
+            if group is not None:
+                distributed.broadcast(local_part(one), distributed.get_global_rank(group, 0), group)

@@ -79,7 +79,7 @@ class PlanBucket:
         if name in self._added or name in self.reserved:
             raise ValueError(f"Bucket {self.name} has a slot {name!r} already: choose another name. [BG307]")
         count = self.elements if elements is None else elements
-        if count < 1:
+        if count < (0 if elements is None else 1):  # a rank may have nothing of a bucket of shards
             raise ValueError(f"Slot {name!r} of bucket {self.name} can't have {count} elements. [BG307]")
         if communicated:
             self._added[name] = region_of(*self._allocate(count + self.room, self.dtype), count)

@@ -193,9 +193,14 @@ class BackwardPasses:
                 self.sparse.weigh(weights.changes)
         if self._synced:
             self._session.connection.note_pass()
-        self._pass = BackwardPass(self._end)
+        self._pass = BackwardPass(self._end_behind_fsdp if self._model.is_sharded else self._end)
         if self._tracer.recording is not None:
             self._tracer.recording.backward(self._model, begin=True)
+
+    def _end_behind_fsdp(self) -> None:
+        """Ends the pass behind FSDP's own callback, which may come after this one, and brings gradients of units whose
+        inputs need none."""
+        self._pass = BackwardPass(self._end)
 
     @beside_graphs
     def _end(self) -> None:

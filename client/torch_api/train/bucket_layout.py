@@ -13,7 +13,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.shards import ranks_of
+from bagua.torch_api.comm.shards import division_words
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import Session
@@ -281,21 +281,21 @@ class ModelBuckets:
 
 
 def _of_one_kind(layout: BucketLayout | PlanBucket) -> list[BucketLayout | PlanBucket]:
-    """The layout itself, or one for each dtype in it, in the order of first occurrence, and for each number of ranks
-    among which parameters are divided: codecs give ranks of an island that hold the same part the same bits only where
-    they hold the same bucket. Raises BaguaError for an empty one."""
+    """The layout itself, or one for each dtype in it, in the order of first occurrence, and for each way of dividing
+    parameters: codecs give ranks of an island that hold the same part the same bits only where they hold the same
+    bucket. Raises BaguaError for an empty one."""
     if isinstance(layout, PlanBucket):
         return [layout]
     if not isinstance(layout, BucketLayout) or not layout.tensors:
         raise BaguaError(
             f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors. [BG306]"
         )
-    by_kind: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}  # a bucket is one tensor
+    by_kind: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}  # a bucket is one tensor
     for tensor in layout.tensors:
-        by_kind.setdefault((tensor.dtype, len(ranks_of(tensor))), []).append(tensor)
+        by_kind.setdefault((tensor.dtype, division_words(tensor)), []).append(tensor)
     if len(by_kind) == 1:
         return [layout]
     return [
-        BucketLayout(f"{layout.name} {str(dtype).removeprefix('torch.')}{f' of {ranks}' * bool(ranks)}", tuple(tensors))
-        for (dtype, ranks), tensors in by_kind.items()
+        BucketLayout(f"{layout.name} {str(dtype).removeprefix('torch.')}{divided}", tuple(tensors))
+        for (dtype, divided), tensors in by_kind.items()
     ]

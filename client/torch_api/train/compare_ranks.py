@@ -48,7 +48,7 @@ def model_group(module: torch.nn.Module, process_group: BaguaProcessGroup | None
             "shard over torch.distributed's world, which is the island then. Without copies to keep alike leave "
             'with_bagua out, and train with init_process_group("bagua") of torch.distributed. [BG618]'
         )
-    if process_group is not None:
+    if process_group not in (None, _get_default_group()):
         raise ConfigError("A sharded model is trained by all islands: leave process_group out. [BG618]")
     if getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", None):
         raise ConfigError(

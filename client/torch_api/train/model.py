@@ -309,6 +309,8 @@ class DistributedModel(Mark):
         all ranks. See ``ModelRenewal``."""
         self._renewal.follow()  # members may have changed once more, since it was begun
         self._give_back()
+        if self.is_sharded:
+            show_parts(self.module)
         broadcast_tensors([local_part(whole_of(one)) for _, one in self.trained()], self._session, self._group)
         if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
@@ -485,7 +487,7 @@ class DistributedModel(Mark):
             self._renewal.reset_together()
         if self.broadcast_buffers and self.require_backward_grad_sync:
             block = self.shadow.uneven
-            self._buffers.run(self._group, 0 if block is None else block.root)
+            self._buffers.run(self._runner.voters, 0 if block is None else block.root)  # islands have no such block
         self._on_input(inputs)
 
     @beside_graphs
@@ -595,7 +597,7 @@ class DistributedModel(Mark):
         if self.exchanged != GRADIENT:  # replicas differ where weights are exchanged: each has its own loss
             return loss
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
-        self._group.allreduce_inplace(total, ReduceOp.SUM if self.shadow.adding else ReduceOp.AVG)
+        self._runner.voters.allreduce_inplace(total, ReduceOp.SUM if self.shadow.adding else ReduceOp.AVG)
         return total.item()
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:

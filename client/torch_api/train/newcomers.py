@@ -33,7 +33,8 @@ class Newcomers:
         self._module = module
         self._ignored = ignored
         self._known = set(known)
-        self._sharded = is_sharded(module)
+        # FSDP may leave whole parameters in the place of these after a pass.
+        self._divided = {name for name, one in module.named_parameters() if is_shard(one)}
         self._find_frozen()
         self._passes = 0
         self._registered = False
@@ -59,7 +60,7 @@ class Newcomers:
     def refuse(self) -> None:
         """Raises BaguaError for a newcomer. Called at the first gradient of a pass. In a sharded model whole parameters
         may stand in the place of parts then: it is looked at after the pass."""
-        if self._sharded:
+        if self._divided:
             return
         self._passes += 1
         if self._registered or (self._frozen and self._thawed()) or self._passes % LOOK_EVERY == 2:
@@ -73,8 +74,9 @@ class Newcomers:
 
     def refuse_unlike(self, gradients: int) -> None:
         """Raises BaguaError for a newcomer at the end of a pass that has brought so many gradients. If none has brought
-        as many, a parameter may have been replaced by one that nothing told of, as in ``layer._parameters``."""
-        if gradients not in self._counts:
+        as many, a parameter may have been replaced by one that nothing told of, as in ``layer._parameters``. One of a
+        sharded model that was thawed brings none: it has no hook."""
+        if gradients not in self._counts or (self._divided and self._thawed()):
             self._counts.add(gradients)
             self._refuse()
 
@@ -87,19 +89,16 @@ class Newcomers:
     def _look(self) -> str | None:
         self._find_frozen()
         # Cheap: names and checks are only for one that is found.
-        trained = [one for one in self._module.parameters() if one.requires_grad]
-        if self._sharded:  # FSDP may leave whole parameters in the place of parts after a pass, too
-            trained = list(filter(is_shard, trained))
-        if any(parameter not in self._known for parameter in trained):
+        if any(one.requires_grad and one not in self._known for one in self._module.parameters()):
             for name, parameter in trainable_parameters(self._module, self._ignored):
-                if parameter not in self._known:
+                if parameter not in self._known and (is_shard(parameter) or name not in self._divided):
                     return name
         self._registered = False
         return None
 
     def _refuse(self) -> None:
         name = self._look()
-        if name is not None and not self._sharded and (is_sharded(self._module) or fsdp_units(self._module)):
+        if name is not None and not self._divided and (is_sharded(self._module) or fsdp_units(self._module)):
             raise BaguaError(
                 f"Parameter {name} was divided among ranks after with_bagua, which exchanges it no more: call "
                 "fully_shard, or parallelize_module, before with_bagua. [BG618]"

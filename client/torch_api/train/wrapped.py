@@ -28,6 +28,7 @@ class Wrapped(DataParallel, Protocol):
     check_replicas: CheckReplicas
     description: dict[str, object]
     exchanged: str
+    is_sharded: bool
 
     @property
     def bagua_buckets(self) -> Sequence[PlanBucket]: ...

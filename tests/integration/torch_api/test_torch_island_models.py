@@ -21,6 +21,7 @@ from torch.func import functional_call
 from training_scenarios.support import whole_parameters
 
 import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
 from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.job.session import current
@@ -136,6 +137,18 @@ def inner_alone(model):
     shard_net(model, two_meshes()["inner"])
 
 
+def cast_outputs(model):
+    """FSDP hooks outputs before it casts them."""
+    policy = MixedPrecisionPolicy(output_dtype=torch.float32)
+    fully_shard(model, mesh=one_mesh(), ignored_params={model.scale}, mp_policy=policy)
+
+
+def layers_alone(model):
+    """The root is no unit. FSDP reduces the first one at the end of a pass, since its inputs have no gradient."""
+    for layer in (model.first, model.last):
+        fully_shard(layer, mesh=one_mesh())
+
+
 def one_unit(model):
     """Without whole parameters, beside which torch's GradScaler refuses parts."""
     fully_shard(model, mesh=one_mesh())
@@ -155,7 +168,7 @@ def both(model):
     fully_shard(model, mesh=mesh["outer"])
 
 
-FSDP = (plain, frozen, kept, ignored, half_precision, offloaded, hybrid, inner_alone)
+FSDP = (plain, frozen, kept, ignored, half_precision, offloaded, hybrid, inner_alone, cast_outputs, layers_alone)
 WAYS = {one.__name__: one for one in (*FSDP, one_unit, tensors_alone, sequences, both)}
 LAYERED = ("one_unit", "tensors_alone", "sequences", "both")
 
@@ -186,6 +199,7 @@ def in_one_process(reference, way, branches, step, count, parts, weighed):
         if way == "half_precision":
             inputs, parameters = inputs.float(), {name: one.float() for name, one in parameters.items()}
         found = functional_call(reference, parameters, (inputs, USED[branches](reader)))
+        found = found.float() if way == "cast_outputs" else found
         ((found - 1).square().mean() * weight_of(reader, part, weighed) / count).backward()
 
 
@@ -220,6 +234,7 @@ def rank_trains_as_one(way, branches="both", scaler=False, weighed=False):
             scale.update()
         if scale is None or step != 2:  # a gradient that is infinite on one rank leaves the step out on all
             optimizers[1].step()
+    assert model.bagua_ddp.bagua_train_step_counter == STEPS * parts, "each pass is one step"
     found = zip(whole_parameters(model), reference.parameters(), strict=True)
     error = max((one - other).abs().max().item() for one, other in found)
     model.bagua_ddp.close()
@@ -245,6 +260,8 @@ def island_of(pools, ranks, of=2):
         ("half_precision", {}),
         ("offloaded", {}),
         ("inner_alone", {}),
+        ("cast_outputs", {}),
+        ("layers_alone", {}),
         ("tensors_alone", {}),
         ("sequences", {}),
     ],
@@ -259,3 +276,67 @@ def test_trains_as_one_process(pools, way, options):
 def test_meshes_of_two_dimensions(pools, way):
     found = island_of(pools, 8, 4).run(rank_trains_as_one, way=way)
     assert max(found) < 1e-9, found
+
+
+def rank_begins_alike(way):
+    """All parameters as this rank has them, with other random numbers on each rank."""
+    torch.manual_seed(bagua.get_rank())
+    model = Net().double()
+    WAYS[way](model)
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
+    found = whole_parameters(model)
+    model.bagua_ddp.close()
+    return found
+
+
+@pytest.mark.parametrize("way", ["hybrid", "inner_alone"])
+def test_copies_inside_an_island_begin_alike(pools, way):
+    first, *others = island_of(pools, 8, 4).run(rank_begins_alike, way=way)
+    assert all(torch.equal(mine, one) for other in others for mine, one in zip(first, other, strict=True))
+
+
+def rank_thaws(ignored):
+    """The words of the error at the first pass after a layer was thawed."""
+    model = Net().double()
+    model.first.requires_grad_(False)
+    shard_net(model, one_mesh(), ignored)
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
+    try:
+        inputs = inputs_of(0, 0, Net)
+        loss_of(model, inputs).backward()
+        model.first.requires_grad_(True)
+        loss_of(model, inputs).backward()
+    except BaguaError as error:
+        return str(error)
+    finally:
+        model.bagua_ddp.close()
+    return ""
+
+
+@pytest.mark.parametrize("ignored", [[], ["first"]], ids=["a part", "a whole one"])
+def test_a_layer_that_is_thawed_is_refused(pools, ignored):
+    found = island_of(pools, 4).run(rank_thaws, ignored=ignored)
+    assert len(set(found)) == 1 and "Parameter first.weight is trained now" in found[0], found
+
+
+def rank_sends_few_bits():
+    """What this rank has of the parameters that tensor parallelism copies."""
+    torch.manual_seed(3)
+    model = Layers()
+    tensor_parallel(model, one_mesh(), sequences=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm(codec="int4"))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, inputs_of(bagua.get_island(), step, Layers).float()).backward()
+        optimizer.step()
+    model.bagua_ddp.close()
+    copied = [one for one in model.parameters() if all(isinstance(kind, Replicate) for kind in one.placements)]
+    assert copied
+    return [one.to_local().detach().clone() for one in copied]
+
+
+def test_few_bits_of_what_tensor_parallelism_copies_are_the_same_on_all_ranks(pools):
+    """A bucket with a part beside them would be another one on each rank of the island."""
+    first, *others = pools([0, 1], [2, 3], environment={VARIABLE: "2"}).run(rank_sends_few_bits)
+    assert all(torch.equal(mine, one) for other in others for mine, one in zip(first, other, strict=True))

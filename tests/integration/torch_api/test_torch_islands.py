@@ -15,12 +15,14 @@ from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
+from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 ISLANDS = {VARIABLE: "2"}
 LAYOUTS = {
     "one host": ([0, 1, 2, 3],),
     "two hosts": ([0, 1], [2, 3]),
     "islands over hosts": ([0], [1], [2], [3]),
+    "one over hosts, one on a host": ([0], [1], [2, 3]),
 }
 EXACT = (
     "gradient_allreduce",
@@ -67,7 +69,16 @@ def algorithm(text):
 
 
 def rank_trains(
-    text, sharded=True, ignored=(), dtype="float64", passes=1, optimizer="Adam", differ=False, clip=0.0, layers=True
+    text,
+    sharded=True,
+    ignored=(),
+    dtype="float64",
+    passes=1,
+    optimizer="Adam",
+    differ=False,
+    clip=0.0,
+    layers=True,
+    validates=False,
 ):
     """Parameters afterwards, and digests of what this rank holds of them. Ranks that hold a replica together share its
     batch."""
@@ -89,6 +100,10 @@ def rank_trains(
         model.with_bagua([made])
     try:
         for step in range(STEPS):
+            if validates and bagua.get_island() == 0:  # FSDP has whole parameters in place after it
+                model.eval()
+                model(torch.zeros(1, 7, dtype=kind))
+                model.train()
             batch = batches(replicas, step, kind)[mine][begin : begin + share if sharded else None]
             made.zero_grad()
             for number, part in enumerate(batch.chunk(passes)):
@@ -170,6 +185,53 @@ def test_a_model_that_is_one_unit(pools, text):
         assert_close(islands[rank][0], replicas[rank // 2][0])
 
 
+@pytest.mark.parametrize("text", ["local_sgd:interval=2,warmup_steps=3", "diloco:interval=2,warmup_steps=3"])
+def test_an_algorithm_begins_anew_where_one_island_has_validated(pools, text):
+    pool, found = pools([0, 1], [2, 3], environment=ISLANDS), []
+    for validates in (False, True):
+        found += pool.run(rank_trains, text=text, optimizer="SGD", layers=False, validates=validates)
+    for rank in range(4):
+        assert_close(found[rank + 4][0], found[rank][0], 0.0)
+
+
+def rank_copies_buffers():
+    """The mean of a BatchNorm after a forward pass, which began with rank 0's on all ranks."""
+    model = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4)).double()
+    shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    wrapped = DistributedDataParallel(model, broadcast_buffers=True, optimizers=[optimizer])
+    try:
+        model[1].running_mean.fill_(bagua.get_rank() + 1.0)
+        model[1].eval()  # so the pass leaves them
+        wrapped(torch.ones(2, 7, dtype=torch.float64)).sum().backward()
+        return model[1].running_mean.tolist()
+    finally:
+        model.bagua_ddp.close()
+
+
+def test_buffers_become_those_of_rank_0(pools):
+    assert pools([0, 1, 2, 3], environment=ISLANDS).run(rank_copies_buffers) == [[1.0] * 4] * 4
+
+
+def rank_registers():
+    model = shard(net())
+    average = [one.detach().clone() for one in model.parameters()]
+
+    class Average:
+        def state_dict(self):
+            return {"average": average}
+
+        def load_state_dict(self, state):
+            pass
+
+    with pytest.raises(TypeError, match="a part of a sharded tensor belongs into the model"):
+        bagua.register_state("average", Average())
+
+
+def test_parts_are_no_state_of_a_program(pools):
+    pools([0, 1, 2, 3], environment=ISLANDS).run(rank_registers)
+
+
 @pytest.mark.parametrize("text", LOSSY)
 def test_few_bits_of_shards_are_the_same_on_all_islands(pools, text):
     found = pools([0, 1], [2, 3], environment=ISLANDS).run(rank_trains, text=text, optimizer="SGD", dtype="float32")
@@ -187,7 +249,7 @@ def test_few_bits_of_a_layer_that_stays_whole_are_the_same_on_all_ranks(pools, t
         assert_close(found[rank][0], found[0][0], 0.0)
 
 
-@pytest.mark.parametrize("text", ["power_sgd", "gradient_allreduce:codec=int4", "top_k"])
+@pytest.mark.parametrize("text", ["power_sgd", "gradient_allreduce:codec=int4", "top_k", *OPTIMIZERS])
 def test_buckets_of_which_a_rank_has_nothing(pools, text):
     """The last layer has one row, and a bucket for each parameter."""
     environment = {**ISLANDS, "BAGUA_DEFAULT_BUCKET_SIZE": "8"}

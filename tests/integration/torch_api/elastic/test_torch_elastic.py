@@ -16,9 +16,10 @@ from rig.ranks.faults import VARIABLE, Fault, kill_self
 from torch import distributed as dist
 from torch.utils.data import TensorDataset
 from training_scenarios import sparse
-from training_scenarios.support import mlp, seeded, sgd, square, wide_mlp, wide_square, wrap
+from training_scenarios.support import mlp, seeded, sgd, shard, square, whole_parameters, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
+from bagua.base import islands
 from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.job import start as beginning
@@ -545,10 +546,12 @@ def test_sparse_gradients(ranks, moment, bare):
 BREAK_AT, LOOK_AT, WHOLE = 4, 12, 16
 
 
-def rank_has_links(folder, broken):
+def rank_has_links(folder, broken, sharded):
     """Trains in float32; returns the parameters after each step. ``broken``: the first rank says when, and waits at a
     later step until it is done."""
     member, model = begin(), seeded(mlp)
+    if sharded:
+        shard(model)
     optimizer = sgd(model)
     wrap(model, optimizer)
     found = []
@@ -560,22 +563,25 @@ def rank_has_links(folder, broken):
         optimizer.zero_grad()
         square(model, member, step).backward()
         optimizer.step()
-        found.append(flat(model))
+        found.append(torch.cat([one.flatten() for one in whole_parameters(model)]))
     bagua.barrier()
     return found, current().membership.generation
 
 
-def test_a_broken_link_leaves_the_same_bits(ranks, tmp_path):
+@pytest.mark.parametrize(("hosts", "size"), [([[0, 1], [2]], 1), ([[0, 1], [2, 3]], 2)])
+def test_a_broken_link_leaves_the_same_bits(ranks, tmp_path, hosts, size):
     """The same members go on."""
     results = []
     for broken in (False, True):
-        ranks.start(rank_has_links, hosts=[[0, 1], [2]], elastic=True, folder=str(tmp_path), broken=broken)
+        arguments = {"folder": str(tmp_path), "broken": broken, "sharded": size > 1}
+        environment = {islands.VARIABLE: str(size)}
+        ranks.start(rank_has_links, hosts=hosts, elastic=True, environment=environment, **arguments)
         if broken:
             await_file(tmp_path / "now")
             ranks.regrouper.again()
             (tmp_path / "done").touch()
         results += ranks.left()
         ranks.close()
-    assert [generation for _, generation in results] == [1] * 3 + [2] * 3
+    assert [generation for _, generation in results] == [1] * sum(map(len, hosts)) + [2] * sum(map(len, hosts))
     for step in range(WHOLE):
         assert len({found[step].numpy().tobytes() for found, _ in results}) == 1, f"step {step}"
