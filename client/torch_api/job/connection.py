@@ -181,7 +181,7 @@ class HostConnection:
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
         self._island_size = environment.get_island_size()
-        self._passes = 0
+        self.passes = 0  # synchronised backward passes of wrapped models that this job has begun
         self.membership = self._membership(view)
         self.elastic: bool = view["elastic"]
 
@@ -441,9 +441,10 @@ class HostConnection:
         return self._rank.counters()
 
     def note_pass(self) -> None:
-        """One more backward pass of a wrapped model begins, which is synchronised: for the words of errors."""
-        self._passes += 1
-        self._rank.note_passes(self._passes)
+        """One more backward pass of a wrapped model begins, which is synchronised. The coordinator sees by it that the
+        members have made a step."""
+        self.passes += 1
+        self._rank.note_passes(self.passes)
 
     def close(self, words: str = "") -> None:
         """Tells the daemon that this rank leaves in good order. ``words``: the exception that the program is handling.

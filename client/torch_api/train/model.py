@@ -561,6 +561,7 @@ class DistributedModel(Mark):
     def tell_newcomers(self) -> dict[str, Any]:
         return {
             "steps": self.bagua_train_step_counter,
+            "passes": self._session.connection.passes,
             "exchanges": self._replica_check.exchanges,
             "arrival": self._layout.arrival,
             "cuts": self._layout.wanted_cuts,
@@ -576,6 +577,8 @@ class DistributedModel(Mark):
             self._layout.follow_alone(told["arrival"], told["cuts"])
             self._reset_algorithm(alone=True)
         self._replica_check.exchanges = told["exchanges"]
+        # A count of its own would say nothing of steps once those who have begun with the job are lost.
+        self._session.connection.passes = told["passes"]
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
 
