@@ -42,6 +42,6 @@ class PatientLock:
             mine = threading.current_thread().name
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             holder = names.get(self._holder, str(self._holder))
-            words = f"Thread {mine} waits for thread {holder}, which enters the next generation."
+            words = f"Thread {mine} waits for thread {holder}, which enters the next generation or ends a step."
             more = self._connection.go_on(waited, more=words, ends=False)
             waited += more

@@ -30,7 +30,7 @@ def tail_reaches_all(plan: Plan) -> bool:
     return EVERYONE in places or all(place in left for place in _BY_LEVELS)
 
 
-def repeatable(plan: Plan) -> bool:
+def may_run_twice(plan: Plan) -> bool:
     """Returns True if a second run on the same gradients gives the result of the first one.
 
     Not if a ``Local`` step writes anything but results: gradients and state have then changed. Nor if a step

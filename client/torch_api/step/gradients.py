@@ -17,7 +17,7 @@ import torch
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
 from bagua.torch_api.job.connection import NOWHERE
 from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
-from bagua.torch_api.step.dataflow import in_place, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.step.dataflow import in_place, may_run_twice, tail_path, tail_reaches_all
 from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.parameters import refuse_changed
 
@@ -118,7 +118,7 @@ class GradientBucket(PlanBucket):
     had gone out, and this rank asks for all plans to run again.
     ``earlier``: results of earlier passes, where the plan adds up.
 
-    ``copies``: the plan wants contributions in one piece. ``repeatable``: it may run twice on the same gradients.
+    ``copies``: the plan wants contributions in one piece. ``may_run_twice``: it may run twice on the same gradients.
     ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants that.
     """
 
@@ -141,7 +141,7 @@ class GradientBucket(PlanBucket):
         self.second_run = False
         self.earlier: EarlierResults | None = None
         self.copies = True
-        self.repeatable = self.shows = self.informed = True
+        self.may_run_twice = self.shows = self.informed = True
         self._tail_of_all = self._result.tail
 
     def _new_buffer(self) -> Region:
@@ -179,7 +179,7 @@ class GradientBucket(PlanBucket):
         read = {name for step in plan.steps for name in step.reads}
         self.copies = FRESH not in read or GRADIENT in read
         # On a device the host does not wait to see whether any rank asks for a second run: there is none.
-        self.repeatable = repeatable(plan) and not self.on_device
+        self.may_run_twice = may_run_twice(plan) and not self.on_device
         self.shows = any(RESULT in step.writes for step in plan.steps)
         path = tail_path(plan)
         self._tail_of_all = self.region(plan.steps[max(path)].writes[0] if path else RESULT).tail
@@ -235,10 +235,8 @@ class GradientBucket(PlanBucket):
         plan that fills no result leaves ``.grad`` as it is.
 
         Waits, on a device, where this rank has no gradient for a parameter: others may have one."""
-        self.pending = len(self.entries)
+        self.end_pass()
         if not self.shows:
-            for entry in self.entries:
-                entry.ready = entry.staged = False
             return
         missing = frozenset[int]()
         if self.absent:
@@ -246,7 +244,6 @@ class GradientBucket(PlanBucket):
             missing = frozenset(index for index in self.absent if presence[index] == 0)
         gradients, results = [], []
         for entry, result in zip(self.entries, self._result_views, strict=True):
-            entry.ready = entry.staged = False
             if entry.index in missing:
                 continue
             if self.earlier is not None:

@@ -79,7 +79,7 @@ class TrainingStep:
     def use(self, buckets: Sequence[GradientBucket]) -> None:
         """Exchanges these buckets from the next pass on, or from the end of the one that is recorded."""
         self.buckets = list(buckets)
-        self._repeatable = all(bucket.repeatable for bucket in buckets)
+        self._may_run_twice = all(bucket.may_run_twice for bucket in buckets)
         self._started = 0  # buckets of this pass
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
         if self._earlier is not None:
@@ -147,7 +147,7 @@ class TrainingStep:
         """A gradient came in the first pass. It stays where it is until the pass ends."""
         if not entry.ready:
             entry.ready = True
-        elif not self._repeatable:
+        elif not self._may_run_twice:
             self._goes_early = False  # a second gradient: there will be one in later passes, too
         self._arrivals[entry.name] = entry.parameter.grad, version_of(entry.parameter.grad)
 
@@ -217,7 +217,7 @@ class TrainingStep:
         if self._earlier is not None:
             self._earlier.look()
         if self._rearrange is not None:
-            self._end_recording(self._rearrange)
+            self._replay_first_pass(self._rearrange)
         self._start_rest()
         begin = self._clock()
         with phase(WAIT):
@@ -232,7 +232,7 @@ class TrainingStep:
             times += join_all(self.buckets, self._vote.send_flags)
         return times, begin
 
-    def _end_recording(self, rearrange: Rearrange) -> None:
+    def _replay_first_pass(self, rearrange: Rearrange) -> None:
         """Puts the gradients of the first pass, which are all there, into buckets that have their order."""
         again, self._recorded = self._recorded is not None, (rearrange, dict(self._arrivals))
         self._rearrange = None
@@ -251,7 +251,7 @@ class TrainingStep:
     def _refuse_late(self) -> None:
         """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""
         last = self.buckets[-1]
-        if not (self._repeatable and last.informed):
+        if not (self._may_run_twice and last.informed):
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "

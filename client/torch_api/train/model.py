@@ -229,9 +229,8 @@ class DistributedModel(Mark):
         compare_ranks(self, algorithm, self._runner.voters)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
-        if (
-            self._new_tuner is not None and self._tuner is None and not self.is_sharded
-        ):  # each place would decide  # once: a repeat keeps the one that there is
+        # A repeat keeps the tuner that there is. With shards each place of an island would decide for itself.
+        if self._new_tuner is not None and self._tuner is None and not self.is_sharded:
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
@@ -256,7 +255,7 @@ class DistributedModel(Mark):
                 f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
                 "and multiply the loss by bagua.get_replica_count(). [BG618]"
             )
-        recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
+        recorded = self._layout.wants_arrival() or not all(bucket.may_run_twice for bucket in buckets)
         self.passes.step = None
         self._replica_check = ReplicaCheck(self, self._runner)
         if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
@@ -615,8 +614,7 @@ class DistributedModel(Mark):
     def finish_backward(self) -> None:
         """Submits the rest of the buckets of gradients, waits for all and shows the results in ``.grad``. Then the same
         for buckets of other tensors that the algorithm registered."""
-        if self.passes.step is not None:
-            self.passes.step.finish()
+        self.finish_gradients()
         self._guest.finish()
 
     def finish_gradients(self) -> None:

@@ -10,7 +10,14 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.job.connection import UNTOLD
-from bagua.torch_api.step.dataflow import adds_up, changed_in_place, in_place, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.step.dataflow import (
+    adds_up,
+    changed_in_place,
+    in_place,
+    may_run_twice,
+    tail_path,
+    tail_reaches_all,
+)
 from bagua.torch_api.step.gradients import GradientBucket
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.step.weight_bucket import WeightBucket
@@ -164,7 +171,12 @@ MOMENTUM = Local(lambda bucket: None, reads=(GRADIENT, "m"), writes=("m",))
 )
 def test_what_follows_from_a_plan(steps, path, reaches, again, adding):
     plan = Plan(steps)
-    assert (tail_path(plan), tail_reaches_all(plan), repeatable(plan), adds_up(plan)) == (path, reaches, again, adding)
+    assert (tail_path(plan), tail_reaches_all(plan), may_run_twice(plan), adds_up(plan)) == (
+        path,
+        reaches,
+        again,
+        adding,
+    )
 
 
 @pytest.mark.parametrize(
