@@ -210,6 +210,10 @@ class TrainingStep:
                 if bucket.execution.lost:  # a loss came inside backward
                     self._undo()
                     break
+            else:
+                if self._earlier is not None and self._generation != self._vote.generation:
+                    for bucket in self.buckets:  # another rank may have to bring earlier results now
+                        bucket.unstage()
             if self._vote.weight != self._weight:
                 self._weigh(self._vote.weight)
             if self._vote.renewal.changed:

@@ -76,6 +76,7 @@ class BackwardPasses:
         self.sparse: SparseGradients | None = None
         self.trimmer: HeapTrimmer | None = None
         self._pass: BackwardPass | None = None
+        self._out_of_step = False  # other ranks may count a pass that this one did not end
         self._synced = True
         self.synced_by_forward: bool | None = None
         self.accumulated = 0
@@ -131,8 +132,8 @@ class BackwardPasses:
 
     def install_weights(self) -> None:
         """Weighs gradients at the parameters, where each passes once: outputs of the model may depend on each other, as
-        a loss does on logits beside it. Nothing if that is done."""
-        if not self._weight_hooks:
+        a loss does on logits beside it. Nothing if that is done, and for a model that is closed."""
+        if self.parameters and not self._weight_hooks:
             self._weighed = set(self.parameters)
             for one in self.parameters:
                 self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
@@ -177,7 +178,7 @@ class BackwardPasses:
             on_gradient(name, parameter)
 
     def _begin(self) -> None:
-        if self._pass is not None:
+        if self._pass is not None or self._out_of_step:
             self._abandon()
         self.newcomers.refuse()
         self.accumulated = 0
@@ -208,9 +209,10 @@ class BackwardPasses:
         if self._synced:
             try:
                 self._exchange_due()
-            except BaseException:  # such as Ctrl-C: the next pass forgets this one, and refuses if others count it
+            except BaseException as error:  # the next pass forgets this one, and refuses if others may count it
                 if self._model.exchanged == GRADIENT:
                     self._pass = ended
+                    self._out_of_step = not isinstance(error, Exception)  # Ctrl-C
                 raise
         self.newcomers.refuse_unlike(self.accumulated)
         if self._tracer.recording is not None:
@@ -243,7 +245,8 @@ class BackwardPasses:
             under_way = self.step.abandon() or under_way
         if self.sparse is not None:
             self.sparse.abandon()
-        if under_way and self._runner.everyone.nranks() > 1:  # a rank alone is in step with itself
+        self._out_of_step = self._out_of_step or under_way
+        if self._out_of_step and self._runner.everyone.nranks() > 1:  # a rank alone is in step with itself
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
                 "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "

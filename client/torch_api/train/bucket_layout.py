@@ -101,15 +101,16 @@ class ModelBuckets:
             self._anew = True  # ranks that had got further have made their buckets already
         if not self.wants_arrival():
             return None
-        place = {self._name(tensor): number for number, tensor in enumerate(self._tensors)}
-        came = [place[name] for name in arrivals]
-        numbers = self._of_rank_0([*came, *sorted(set(place.values()) - set(came))])
-        if sorted(numbers) != sorted(place.values()):
+        by_name = {self._name(tensor): tensor for tensor in self._tensors}
+        names = sorted(by_name)  # where a member was lost ranks may have tensors in another order than others have
+        wanted = [*arrivals, *(name for name in by_name if name not in set(arrivals))]
+        numbers = self._of_rank_0([names.index(name) for name in wanted])
+        if sorted(numbers) != list(range(len(names))):
             raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters. [BG603]")
-        self._tensors = [self._tensors[number] for number in numbers]
-        self.arrival = [self._name(tensor) for tensor in self._tensors]
-        if numbers == sorted(numbers) and not self._anew:
+        self.arrival = [names[number] for number in numbers]
+        if self.arrival == list(by_name) and not self._anew:
             return None
+        self._tensors = [by_name[name] for name in self.arrival]
         self._anew = False
         self.release()
         self._fill(self._layouts())

@@ -44,6 +44,7 @@ class _Pack:
     """Buffers of one device, side by side in one tensor."""
 
     def __init__(self, session: Session, buffers: Sequence[torch.Tensor]) -> None:
+        self._elastic = session.elastic
         begins, end = [], 0
         for buffer in buffers:
             begins.append(end)
@@ -61,7 +62,8 @@ class _Pack:
         """Makes the buffers those of ``root``."""
         # One by one: torch copies no lists that hold lazily negated tensors.
         with torch.no_grad():
-            if communicator.rank() == root:
+            # Where the root is lost, another rank is the root of the repeat.
+            if communicator.rank() == root or self._elastic:
                 for part, buffer in zip(self._parts, buffers, strict=True):
                     part.copy_(buffer)
             communicator.broadcast(self._stage, root)

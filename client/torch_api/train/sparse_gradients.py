@@ -64,7 +64,8 @@ class SparseGradients:
         due = self._touched or (self._step is not None and self._step.touched)
         self._touched = False
         finish_others()
-        if due and self._runner.everyone.nranks() > 1:
+        # A rank alone has its own mean. Without buckets newcomers wait for this unit, which is the step.
+        if due and (self._runner.everyone.nranks() > 1 or (self._step is None and self._runner.vote.repeats)):
             self._exchange()
 
     def clear_gradients(self) -> None:

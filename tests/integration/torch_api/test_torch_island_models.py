@@ -213,6 +213,8 @@ def rank_trains_as_one(way, branches="both", scaler=False, weighed=False):
     for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
         other.requires_grad_(mine.requires_grad)
     optimizers = [torch.optim.Adam(one.parameters(), lr=1e-2) for one in (model, reference)]
+    if weighed:
+        model.with_bagua([optimizers[0]], GradientAllReduceAlgorithm()).bagua_ddp.close()  # and it weighs nothing more
     model.with_bagua([optimizers[0]], GradientAllReduceAlgorithm())
     scale = torch.amp.GradScaler("cpu", init_scale=64.0) if scaler else None
     (count, mine), parts = readers(way), 2 if weighed else 1

@@ -12,8 +12,9 @@ import torch
 from compat_scenarios.decentralized import DecentralizedImpl
 from compat_scenarios.support import Reified, loss, start
 from rig.files import await_file
-from rig.ranks.faults import VARIABLE, Fault, kill_self
+from rig.ranks.faults import VARIABLE, Fault, kill_self, start_beside
 from torch import distributed as dist
+from torch import nn
 from torch.utils.data import TensorDataset
 from training_scenarios import sparse
 from training_scenarios.support import mlp, seeded, sgd, shard, square, whole_parameters, wide_mlp, wide_square, wrap
@@ -22,10 +23,12 @@ import bagua.torch_api as bagua
 from bagua.base import islands
 from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.comm.commit.retry import units
+from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 from bagua.torch_api.job import start as beginning
 from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import current
 from bagua.torch_api.job.torch_distributed import TorchGroup, connects_lazily
+from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 
 STEPS = 5
@@ -400,6 +403,109 @@ def test_a_sum_of_several_passes_whose_first_rank_is_lost(ranks, tmp_path):
         optimizer.step()
     for found in ranks.survive(rank_sums, (0,), 3, folder=str(tmp_path)):
         assert torch.allclose(found, flat(model), rtol=0, atol=1e-12)
+
+
+def rank_stages():
+    """Rank 0 is killed in the second pass of a step, in which the others have staged a gradient, and no more. A thread
+    of theirs enters the next generation before the pass ends."""
+    member = begin()
+    model = seeded(lambda: nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2000)).double())
+    wrap(model, sgd(model), average=False)
+    beside = start_beside()
+    last = False
+
+    def rest(_):
+        if last and member == 0:
+            kill_self()
+        while last and current().connection.settled == 1:
+            time.sleep(0.001)
+
+    # Behind the gradients of the last layer. A hook of its parameters would hold them back.
+    model[1].register_forward_hook(lambda _, __, hidden: hidden.register_hook(rest) and None)
+    for step in range(4):
+        last = step == 3
+        part_of(model, member, step).backward()
+    beside.join()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def part_of(model, member, step):
+    generator = torch.Generator().manual_seed(10 * step + member)
+    return model(torch.randn(4, 10, generator=generator, dtype=torch.float64)).square().mean()
+
+
+def test_staged_gradients_of_a_sum_whose_first_rank_is_lost(ranks):
+    """Another rank brings what all hold from earlier passes."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2000)).double())
+    for step, members in enumerate((range(3), range(3), range(3), (1, 2))):
+        for member in members:
+            part_of(model, member, step).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    for found in ranks.survive(rank_stages, (0,), 3):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class OtherOrder(nn.Module):
+    """Layers of one shape, which are used in another order than they are registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False).double() for _ in range(3))
+
+    def forward(self, inputs):
+        for layer in (0, 2, 1):
+            inputs = torch.tanh(self.layers[layer](inputs))
+        return inputs
+
+
+def rank_reorders(folder):
+    """In the first pass rank 0 has put its buckets into the order of gradients, and rank 1 has not, when rank 2 is
+    killed."""
+    member, model = begin(), seeded(OtherOrder)
+    wrap(model, sgd(model))
+    own = ModelBuckets._of_rank_0
+
+    def told(layout, numbers):
+        found, ModelBuckets._of_rank_0 = own(layout, numbers), own
+        if member == 0:
+            Path(folder, "told").touch()
+            return found
+        await_file(Path(folder, "told"))
+        if member == 2:
+            kill_self()
+        raise Regrouped("a member was lost")
+
+    ModelBuckets._of_rank_0 = told
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(member), dtype=torch.float64)
+    model(inputs).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_a_loss_while_buckets_get_the_order_of_gradients(ranks, tmp_path):
+    model = seeded(OtherOrder)
+    for member in range(2):
+        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(member), dtype=torch.float64)
+        (model(inputs).square().mean() / 2).backward()
+    for found in ranks.survive(rank_reorders, (2,), 3, folder=str(tmp_path)):
+        torch.testing.assert_close(found, [one.grad for one in model.parameters()], rtol=0, atol=1e-12)
+
+
+def rank_has_buffers():
+    """A buffer that all ranks have alike, after each forward pass. Rank 0 is killed before it first sends its own."""
+    member, layers = begin(), seeded(mlp)
+    layers.register_buffer("mask", torch.ones(3))
+    model = DistributedDataParallel(layers, optimizers=[sgd(layers)])
+    found = []
+    if member == 0:
+        kill_self()
+    for step in range(2):
+        square(model, member, step).backward()
+        found.append(layers.mask.tolist())
+    return found
+
+
+def test_buffers_after_the_first_rank_is_lost(ranks):
+    assert ranks.survive(rank_has_buffers, (0,), 3) == [[[1.0] * 3] * 2] * 2
 
 
 @pytest.mark.parametrize("phase", ["ready", "flags"])

@@ -475,3 +475,32 @@ def rank_registers():
 
 def test_states_that_cannot_be_taken_over_are_refused(pools):
     pools([0, 1]).run(rank_registers)
+
+
+def rank_has_rows(folder, newcomer):
+    """All gradients are sparse. The first rank trains alone until a newcomer is ready, and lets it in."""
+    bagua.init_process_group()
+    model = seeded(lambda: nn.Embedding(8, 2, sparse=True))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    together = steps = 0
+    while together < 2 and steps < 20:
+        steps += 1
+        bagua.wait_to_join()
+        optimizer.zero_grad()
+        model(torch.arange(3)).sum().backward()
+        optimizer.step()
+        together += bagua.get_world_size() == 2
+        if not (newcomer or together):
+            Path(folder, "trains").touch()
+            await_file(Path(folder, "planned-2"))
+    bagua.barrier()
+    return together, model.weight.detach()
+
+
+def test_a_newcomer_joins_a_rank_whose_gradients_are_all_sparse(ranks, tmp_path):
+    begin(ranks, rank_has_rows, [[0]], tmp_path, newcomer=False)
+    await_file(tmp_path / "trains")
+    ranks.join(rank_has_rows, [1], 0, folder=str(tmp_path), newcomer=True)
+    (together, first), (_, second) = ranks.left()
+    assert together == 2 and torch.equal(first, second)
