@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from bagua.base import islands
+from bagua.base.end_reasons import SPENT
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.rules.evidence import accusers, ending, host_loss
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes, describe_exit
@@ -46,6 +47,10 @@ def give_up(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple
             wake.append(at)
     if not failed:
         return None, min(wake, default=None)
+    parts = [part for part in job.joining if part.index in failed]
+    if all(any(rank.reason == SPENT for rank in part.ranks) for part in parts):  # a member was lost: no fault of theirs
+        words = f"newcomers can't go back: {'; '.join(failed.values())}; others are started"
+        return Wave(without(job, failed.keys()), "newcomers_lost", words), None
     # 30: a float has no room for the power of a thousand.
     pause = min(options.rejoin_s * 2.0 ** min(job.failures, 30), options.most_rejoin_s)
     reason = f"newcomers are given up: {'; '.join(failed.values())}; others are started in {pause:g} s at the earliest"

@@ -71,6 +71,8 @@ def _without(job: JobRecord, evidence: Evidence, now: float) -> Step:
     words = evidence.words
     if _only_newcomers(job, evidence):  # nobody else is hurt: what was planned stays so
         step = replace(survivors(job, evidence.lost, now, newcomers_stay=True), plan=Plan.PLANNED)
+        # A stall of the others is not over with it.
+        step = replace(step, stalls=job.stalls, stalled_passes=job.stalled_passes, accusations=job.accusations)
         return replace(step, reason=_reason(job, words, step))
     step = survivors(job, evidence.lost, now, newcomers_stay=passed(job))
     if all(host.new for host in step.hosts):

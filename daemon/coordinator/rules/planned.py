@@ -28,6 +28,9 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
     if job.paused:
         return (None if holds else _hold(job, PAUSED)), None
     admitted, wake = _ready(job, now, options)
+    if admitted and not holds and job.stalls and not begins_anew(job, now, options):
+        # Newcomers would enter alone, hold up the end of the stall, and could not go back: a step comes first.
+        admitted, wake = [], job.placed_clock + options.stall_s + job.patience_s
     left = _leaving(job, nodes)
     admitted = admitted[: _room(job, nodes, left, admitted)]
     new = {part.node_id for part in admitted if job.host_index(part.node_id) is None}

@@ -1,12 +1,13 @@
 """Elastic jobs whose hosts all reach the coordinator, and can't all talk with each other."""
 
+import copy
 from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig.coordinator.elastic_job import OPTIONS, Cluster
+from rig.coordinator.elastic_job import OPTIONS, Cluster, killed
 
 from bagua.daemon.coordinator.rules.broken_links import pairs_between, put_out
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobState, Phase, Plan, RankRecord
@@ -223,7 +224,7 @@ def test_programs_without_a_model_of_ours_tell_of_no_steps():
 
 
 def test_newcomers_hide_no_broken_link():
-    """They are ready between two stalls, again and again, and no step is made."""
+    """They are ready between two stalls, and no step is made: they enter when a host is put out, or steps are made."""
     c = Cluster("ab", most=3)
     stall(c, "ab", passes=7)
     c.enter()
@@ -231,9 +232,27 @@ def test_newcomers_hide_no_broken_link():
     c.decide()
     c.says("c")
     c.ready("c")
-    assert c.job.plan is Plan.PLANNED and [name for name, _ in c.members()] == ["a", "b", "c"]
-    stall(c, "ab", "ac", passes=7)
-    assert [name for name, _ in c.members()] == ["b", "c"], "what both stalls tell counts"
+    assert [name for name, _ in c.members()] == ["a", "b"] and c.joining() and c.wake() is not None
+    later = copy.deepcopy(c)
+    stall(c, "ab", passes=7)
+    assert [name for name, _ in c.members()] == ["a"], "both stalls count"
+    c.enter()
+    assert [name for name, _ in c.members()] == ["a", "c"]
+    later.decide(later.wake() - later.now)
+    assert [name for name, _ in later.members()] == ["a", "b", "c"], "no word of steps, but time enough for them"
+
+
+def test_a_newcomer_that_dies_ends_no_stall():
+    c = Cluster("ab", most=3)
+    c.there("c")
+    c.decide()
+    c.ready("c")
+    assert c.job.plan is Plan.PLANNED
+    c.job = replace(c.job, stalls=1, accusations=(("a", "b"),))  # of the generation before
+    c.says("c", killed(4), killed(5))
+    c.decide()
+    assert [name for name, _ in c.members()] == ["a", "b"]
+    assert (c.job.stalls, c.job.accusations) == (1, (("a", "b"),))
 
 
 def test_who_was_put_out_comes_back_later_and_later():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig.coordinator.elastic_job import OPTIONS, Cluster, killed, over, waits
 
+from bagua.base.end_reasons import SPENT
 from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rules.decide import decide
 from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan, RankState
@@ -108,6 +109,17 @@ def test_a_newcomer_that_is_never_ready_is_given_up():
     assert not c.decide(OPTIONS.join_s).joining and c.job.generation == 1
     late = [part for part in c.job.former if part.phase is not Phase.STOPPED]
     assert [part.node_id for part in late] == ["c"], "its slots are free once it has stopped"
+
+
+def test_newcomers_that_can_not_go_back_are_no_failure():
+    """A member was lost when they had entered: others are started at once."""
+    c = Cluster("ab", most=3)
+    c.there("c")
+    c.decide()
+    c.says("c", *(over(member, signal=9, reason=SPENT) for member in (4, 5)), phase=Phase.STOPPED)
+    assert c.decide().failures == 0 and c.joining() == [("c", [6, 7])]
+    c.says("c", *(over(member, exit_code=1) for member in (6, 7)), phase=Phase.STOPPED)
+    assert c.decide().failures == 1 and c.joining() == [] and c.job.retry_clock == c.now + OPTIONS.rejoin_s
 
 
 def test_lost_ranks_are_replaced_on_their_node():
