@@ -34,17 +34,12 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order. Of
-    a tensor on a GPU it is a copy on the host."""
+    """The memory of a tensor whose elements lie in order, without gaps; else a copy in order, because the tensor of
+    another rank may lie otherwise. Of a tensor on a GPU it is a copy on the host."""
     # Bytes are copied: a lazy conjugate or sign would get lost.
     plain = elements_of(tensor).resolve_conj().resolve_neg()
-    if not plain.is_cpu:  # sends and receives of state go through memory of the host
-        plain = plain.contiguous().cpu()
-    if not plain.is_contiguous():
-        # torch keeps the strides of a tensor without gaps, and chooses others for all that have some.
-        has_no_gaps = torch.empty_like(plain, device="meta").stride() == plain.stride()
-        plain = torch.as_strided(plain, (plain.numel(),), (1,)) if has_no_gaps else plain.contiguous()
-    return plain.view(-1).view(torch.uint8)
+    # Sends and receives of state go through memory of the host.
+    return plain.contiguous().cpu().view(-1).view(torch.uint8)
 
 
 class StateCopy:

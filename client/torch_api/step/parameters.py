@@ -130,12 +130,14 @@ def describe(
         "tensors": [
             [name, _kind(tensor), list(tensor.shape), list(tensor.stride()), name in names] for name, tensor in state
         ],
-        "optimizers": [
-            [type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]]
-            for optimizer in optimizers
-        ],
+        "optimizers": describe_optimizers(optimizers),
         "settings": settings,
     }
+
+
+def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[object]:
+    """[class, [parameters in each group]] of each."""
+    return [[type(one).__name__, [len(group["params"]) for group in one.param_groups]] for one in optimizers]
 
 
 def _kind(tensor: Any) -> str:

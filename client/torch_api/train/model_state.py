@@ -14,7 +14,7 @@ from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.shards import is_sharded, local_part, show_parts
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import Action
-from bagua.torch_api.step.parameters import first_difference, shared_state
+from bagua.torch_api.step.parameters import describe_optimizers, first_difference, shared_state
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.optimizer_state import (
     decode_experts,
@@ -42,7 +42,8 @@ class ModelState:
         self._anew = False  # the state that is loaded is that of another algorithm
 
     def describe(self) -> dict[str, object]:
-        return self._model.description
+        # A program may have added groups since it was wrapped.
+        return {**self._model.description, "optimizers": describe_optimizers(self._model.bagua_optimizers)}
 
     def difference(self, mine: Any, other: Any) -> str:
         text = first_difference([other, mine])
@@ -116,7 +117,7 @@ class ModelState:
         trained = exchanged.difference(name for name, _ in model.module.named_buffers()) if algorithm.alike else set()
         found = Kept(
             {
-                "description": model.description,
+                "description": self.describe(),
                 "optimizers": optimizers,
                 "model": model.tell_newcomers(),
                 "algorithm": algorithm.tell_newcomers(),
@@ -177,7 +178,7 @@ class ModelState:
         # Another algorithm may go on from it: settings need not agree.
         if theirs["settings"] != self._model.description["settings"]:
             theirs = {**theirs, "settings": self._model.description["settings"]}
-        text = first_difference([theirs, self._model.description])
+        text = first_difference([theirs, self.describe()])
         # Experts are spread over ranks.
         if not text and document["experts"] and document["model"]["ranks"] != self._runner.everyone.nranks():
             text = f"It has experts of {document['model']['ranks']} ranks: start as many ranks."

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -357,6 +358,11 @@ class Units:
             return False
         except Unfit as error:
             self._give_up(str(error))
+        except Exception as error:  # a state that this newcomer can't take: the others wait for it
+            if not self._session.newcomer or isinstance(error, CommunicationError):
+                raise
+            traceback.print_exc()
+            self._give_up(repr(error))
 
     def _stand_by(self) -> None:
         """Tells the daemon that this member waits for no planned change, where changes take place at any moment. So it

@@ -87,6 +87,8 @@ def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=Fal
         model.bagua_ddp = BaguaDistributedDataParallel(model, [optimizer], GradientAllReduceAlgorithm(), tuner=tuner)
     else:
         wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
+    if differs == "groups":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     make_step = bagua.contrib.fuse_optimizer(optimizer).fuse_step if fused else optimizer.step
     fault = Fault(lambda: model.bagua_buckets)
     fault.step = 0
@@ -126,10 +128,11 @@ class Counter:
         self._held = held
 
     def state_dict(self):
-        return {"count": self._held, "words": ("a", {"b": [1.5, None]})}
+        return {"count": self._held, "words": ("a", {"b": [1.5, None]}), "turned": torch.arange(6.0).view(2, 3).t()}
 
     def load_state_dict(self, state):
         assert state["words"] == ("a", {"b": [1.5, None]})
+        assert torch.equal(state["turned"], torch.arange(6.0).view(2, 3).t())
         self._held.copy_(state["count"])
 
 
@@ -368,6 +371,7 @@ def refused(ranks, tmp_path, others=True, **options):
         ),
         pytest.param({"differs": "algorithm"}, "settings differ: the others have", marks=pytest.mark.full),
         pytest.param({"differs": "dataset"}, "Its samplers were made as", marks=pytest.mark.full),
+        ({"differs": "groups"}, "The ranks' optimizers differ: the others have"),
         ({"differs": "state"}, "Its program has communicators 1, model 1, state steps"),
         ({"global_batch": 2}, "global_batch is 2: that is not one sample for each of 3 ranks"),
     ],
