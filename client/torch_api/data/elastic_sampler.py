@@ -126,6 +126,11 @@ class ElasticSampler:
                 raise ValueError(
                     f"loader() can't take {name}: the sampler says which samples come, and how many. [BG701]"
                 )
+        if not options.get("in_order", True):
+            raise ValueError(
+                "loader() can't take in_order=False: batches are counted in the order in which they were asked for. "
+                "[BG701]"
+            )
         between_steps = self._between_steps if self._units is not None else nothing
         calm = self._units.calm if self._units is not None else nullcontext()
         return ElasticLoader(self._course, self.dataset, self._given, options, self._over, between_steps, calm)

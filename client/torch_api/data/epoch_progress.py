@@ -259,8 +259,10 @@ class Course:
     # Checkpoints: see ``Keeper``
 
     def keep(self) -> Kept:
-        """Returns the state to keep: batches that are committed."""
-        return Kept(self.tell())
+        """Returns the state to keep. Batches that this rank was given count: weights have their local steps, also where
+        the exchange that commits them is still to come."""
+        progress = self._progress.commit(self.given)
+        return Kept({**self.tell(), "committed": self._committed + self.given, "progress": progress.to_json()})
 
     def misfit(self, document: Any) -> str:
         """Says which settings differ; sizes of batches may."""

@@ -154,7 +154,7 @@ class Checkpointer:
         if first:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = on_disk.Lock(self.folder)
+                self._lock = self._lock or on_disk.Lock(self.folder)  # a repeat has it already
                 told = {"run": secrets.token_hex(8), "earlier": on_disk.prepare(self.folder)}
                 # A sign for the others: a folder of the same name on another host has none.
                 (self.folder / f"{on_disk.WRITING}{told['run']}").touch()

@@ -691,3 +691,18 @@ def test_a_broken_link_leaves_the_same_bits(ranks, tmp_path, hosts, size):
     assert [generation for _, generation in results] == [1] * sum(map(len, hosts)) + [2] * sum(map(len, hosts))
     for step in range(WHOLE):
         assert len({found[step].numpy().tobytes() for found, _ in results}) == 1, f"step {step}"
+
+
+def rank_opens_a_checkpointer(folder):
+    """Rank 2 is killed while the others make theirs."""
+    member, model = begin(), seeded(mlp)
+    wrap(model, sgd(model))
+    if member == 2:
+        kill_self()
+    bagua.checkpoint.Checkpointer(folder, every=5)
+    return True
+
+
+def test_a_loss_while_a_checkpointer_is_made(ranks, tmp_path):
+    """Rank 0 has locked the folder already when it is made once more."""
+    assert ranks.survive(rank_opens_a_checkpointer, (2,), 3, folder=str(tmp_path)) == [True, True]

@@ -261,9 +261,12 @@ def check_weights(ranks, folder, killed, batches):
 
 def rank_takes():
     """Weights of batches in an iteration, after it, and after one that was left; and what ranks are told that take
-    other numbers of batches."""
+    other numbers of batches, or batches out of order."""
     bagua.init_process_group()
-    loader = bagua.contrib.ElasticSampler(dataset(), global_batch=4).loader()
+    sampler = bagua.contrib.ElasticSampler(dataset(), global_batch=4)
+    with pytest.raises(ValueError, match="can't take in_order=False"):
+        sampler.loader(in_order=False)
+    loader = sampler.loader()
     weights = [current().weights.batch for _ in loader][:1]
     weights.append(current().weights.batch)
     for _ in loader:

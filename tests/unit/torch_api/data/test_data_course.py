@@ -327,3 +327,22 @@ class Stream(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         return iter([1])
+
+
+def test_a_checkpoint_counts_batches_whose_exchange_is_still_to_come():
+    """Weights that are saved have their steps. Here two of three batches of an epoch of six samples were trained."""
+    setting = Setting(6, 1, None, shuffle=True, seed=0)
+    first, second = (Course(setting, [0, 1], member, 1) for member in range(2))
+    trained = []
+    for _ in range(2):
+        for course in (first, second):
+            trained += course.batch()
+            course.give()
+    alone = Course(setting, [5], 5, 1)
+    alone.make_room(json.loads(json.dumps(first.keep().document)), None)
+    left = []
+    while (batch := alone.batch()) is not None and alone.epoch == 0:
+        left += batch
+        alone.give()
+        alone.commit()
+    assert sorted(trained + left) == list(range(6))
