@@ -57,7 +57,7 @@ bool waited(const Wait& wait) {
   return true;
 }
 
-// A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/commit/vote.py.
+// A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/commit/flags.py.
 // `values` lie where the operation reads and writes. `ticket`: 0 unless it is under way.
 struct Flags {
   Descriptor descriptor;

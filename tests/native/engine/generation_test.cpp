@@ -513,6 +513,43 @@ TEST(members_come_and_go_as_planned) {
   }
 }
 
+// They enter a planned generation first: members come after a step that takes longer than a connection may.
+TEST(newcomers_alone_on_their_host_wait_for_a_step_of_the_members) {
+  World ranks(Hosts{{0}, {1}}, kNsPerS / 2);
+  ranks.all_reduce();
+  EngineOptions options;
+  options.credentials.job_id = "job";
+  options.data_socket = ranks.socket(0) + "-third";
+  options.tokens.emplace_back(2, std::vector<uint8_t>(kTokenBytes, 3));
+  options.listen = "127.0.0.1:0";
+  options.streams = 2;
+  options.connect_timeout_ns = kNsPerS / 2;
+  options.chunk_bytes = 4096;
+  options.threads = 2;
+  options.elastic = true;
+  const std::string socket = options.data_socket;
+  std::unique_ptr<Engine> third;
+  CHECK_OK(Engine::create(std::move(options), {3, 0, {{0}}, {2}, true}, &third));
+  {
+    Rank newcomer(socket, 2);
+    const std::vector<std::string> addresses{ranks.engine(0).address(), ranks.engine(1).address(), third->address()};
+    const Hosts next{{0}, {1}, {2}};
+    test::Threads threads;
+    threads.start([&] {
+      CHECK_OK(newcomer.client().enter(now_ns() + 20 * kNsPerS, nullptr));
+      all_reduce(&newcomer);
+    });
+    CHECK_OK(third->plan({membership(4, next, 2), addresses}));
+    usleep(2'000'000);
+    for (const Event& event : third->events()) CHECK(std::string(event.kind) != "suspended");
+    for (size_t h = 0; h < 2; ++h) CHECK_OK(ranks.engine(h).plan({membership(4, next, h), addresses}));
+    ranks.enter();
+    ranks.all_reduce();
+  }
+  ranks.close();
+  third->close();
+}
+
 // A step may have to be repeated: newcomers wait for a generation that is planned later.
 TEST(a_loss_before_the_boundary) {
   World ranks(Hosts{{0, 1}});

@@ -30,6 +30,7 @@ GenerationState::GenerationState(JobState* job, Membership membership, const Gen
 // A host is the same as one of the last generation if a member is on both.
 void GenerationState::inherit(const GenerationState& last) {
   set_step_ns(last.step_ns());
+  comes_first_ = last.membership_.lobby;
   const int hosts = static_cast<int>(membership_.hosts.size());
   std::vector<int> now(last.membership_.hosts.size(), -1);  // by host of the last generation
   for (int host = 0; host < hosts; ++host) {

@@ -73,6 +73,9 @@ class GenerationState {
   int64_t step_ns() const { return step_ns_.load(std::memory_order_relaxed); }
   void set_step_ns(int64_t step_ns) { step_ns_.store(step_ns, std::memory_order_relaxed); }
 
+  // This host has newcomers alone: members come when their step is over, however long that takes.
+  bool comes_first() const { return comes_first_; }
+
   // The order in which rings go round the hosts. The first one stays.
   void set_ring(std::vector<int> order);
   // Empty: not known yet.
@@ -94,6 +97,7 @@ class GenerationState {
   std::vector<Local> locals_;                                    // constant after construction, like the next two
   std::vector<std::shared_ptr<StreamVerdict>> stream_verdicts_;  // by host
   std::vector<int> kept_ring_;
+  bool comes_first_ = false;  // constant after construction
   SharedSheet sheet_;
 
   mutable Mutex mutex_;

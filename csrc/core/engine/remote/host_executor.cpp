@@ -22,8 +22,9 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   mesh.name = [comm](int peer) { return comm->host_text(peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
-  // A moment more than the dialler, which knows better why a host can't be reached.
-  mesh.connect_timeout_ns = comm->id() == 0 ? options.connect_timeout_ns + kNsPerS : kNever;
+  // Newcomers that are alone on their host wait as long as a step of the members takes: these dial, and tell of a link
+  // that is broken. A moment more than the dialler, which knows better why a host can't be reached.
+  mesh.connect_timeout_ns = comm->id() == 0 && !state->comes_first() ? options.connect_timeout_ns + kNsPerS : kNever;
   mesh.silence_timeout_ns = options.peer_timeout_ns;
   mesh.spare_operation = RingSurvey::kOperation;
   if (comm->id() == 0) mesh.first_word_timeout_ns = options.connect_timeout_ns + options.peer_timeout_ns;
