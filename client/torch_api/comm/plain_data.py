@@ -23,7 +23,9 @@ def encode(value: Any, tensors: list[torch.Tensor], shards: bool = True) -> Any:
     sharded tensors without ``shards``."""
     if isinstance(value, torch.Tensor):
         if is_shard(value) and not shards:
-            raise TypeError("a part of a sharded tensor belongs into the model, or into an optimizer of with_bagua")
+            raise TypeError(
+                "a part of a sharded tensor belongs into the model, or into an optimizer of with_bagua [BG408]"
+            )
         tensors.append(local_part(value))
         on_device = value.device.type != "cpu"
         content = [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]
