@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from bagua.torch_api.job.shared_memory import SharedMemory
 from bagua.torch_api.job.statistics import StatisticsRecorder
 
 LOG = logging.getLogger("bagua")
+MATE_LOST_S = 1.0  # in which a daemon hears that a rank of an island is lost
 T = TypeVar("T")
 
 
@@ -182,6 +184,9 @@ class Session:
         """The program comes to this end: the others learn it at once. Newcomers fail alone."""
         if os.getpid() == self.pid and not self.failed and not self.newcomer:
             self.failed = True
+            if self.elastic and self.membership.island_size > 1 and not end.lost:
+                # torch's collectives may fail before the daemon hears that the mate is lost: it ends this rank then.
+                time.sleep(MATE_LOST_S)
             self.connection.fail(end.words, end.lost)
 
     def close(self, words: str = "") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig.ranks.faults import VARIABLE, Fault, start_beside
+from rig.ranks.faults import VARIABLE, Fault, kill_self, start_beside
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from training_scenarios.support import seeded, sgd, shard, whole_parameters, wide_mlp, wrap
@@ -172,6 +172,30 @@ def test_a_lost_rank_costs_its_island(ranks, tmp_path, phase):
     found = run(ranks, tmp_path, rank_train, 6, kills, island_size=2, sharded=True, batch_size=2)
     assert [one["member"] for one in found[0]] == [0, 1, 4, 5]
     check(ranks, tmp_path, *found, phase == "committed")
+
+
+def rank_hears_first():
+    """In step 1 torch tells rank 2 of the loss of its mate, before the daemon does."""
+    bagua.init_process_group()
+    member = current().membership.member
+    model = shard(seeded(wide_mlp))
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    for step in range(3):
+        if step == 1 and member == 2:
+            raise RuntimeError("Connection closed by peer")
+        if step == 1 and member == 3:
+            time.sleep(0.3)
+            kill_self()
+        optimizer.zero_grad()
+        model(dataset().tensors[0][member::4]).square().mean().backward()
+        optimizer.step()
+    return current().membership.world_size
+
+
+def test_an_error_of_torch_comes_before_the_loss(ranks):
+    ranks.start(rank_hears_first, 4, elastic=True, environment={islands.VARIABLE: "2"})
+    assert ranks.left((2, 3)) == [2, 2]
 
 
 @pytest.mark.parametrize("phase", ["ready", "committed"])
