@@ -64,8 +64,8 @@ def compress(
 
     Returns the state of it, for checkpoints. Raises ConfigError for a model without units of FSDP2; ValueError and
     TypeError for codecs that can't be. FSDP alone knows its groups, so the first gather raises ConfigError for one over
-    another backend than "bagua", hosts with different numbers of ranks, and ranks that
-    called this with other codecs.
+    another backend than "bagua", hosts with different numbers of ranks, and ranks that called
+    this with other codecs.
     """
     codecs = Codec.of(gather), Codec.of(reduce)
     if codecs[0] is not None and codecs[0].name in ("onebit", "topk") and not codecs[0].error_feedback:

@@ -2,8 +2,8 @@
 
 A control group holds the processes, and small BPF programs that the kernel runs for its traffic. Connections of the
 coordinator's port pass always, and so does what the processes send each other: a host that is cut off has its own
-addresses. A program is gone with its descriptor, so that nothing outlives this process. Needs
-root, cgroup2 and Linux 5.18.
+addresses. A program is gone with its descriptor, so that nothing outlives this process. Needs root, cgroup2 and Linux
+5.18.
 """
 
 from __future__ import annotations

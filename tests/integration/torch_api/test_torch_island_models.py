@@ -322,7 +322,7 @@ def test_a_layer_that_is_thawed_is_refused(pools, ignored):
 
 
 def rank_sends_few_bits():
-    """What this rank has of the parameters that tensor parallelism copies."""
+    """Returns this rank's copies of the parameters that tensor parallelism copies."""
     torch.manual_seed(3)
     model = Layers()
     tensor_parallel(model, one_mesh(), sequences=True)
