@@ -113,10 +113,10 @@ class Engine:
         "passes" the number of backward passes that a local rank had begun. An "error" has the "host", too, if it tells
         of the loss of one. A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits
         in ``Rank.enter``.
-        "regrouped": the planned "generation" has begun here, or has dismissed all that were here. "lobby_failed": the
-        newcomers made a mistake; the present generation does not know of it. "scarce": there are no file descriptors
-        for connections, which wait; told once a minute. "failed", "told_lost": that member has called ``Rank.fail``,
-        with these words."""
+        "regrouped": the planned "generation" has begun here, or has dismissed all that were here; "passes" as above.
+        "lobby_failed": the newcomers made a mistake; the present generation does not know of it. "scarce": there are no
+        file descriptors for connections, which wait; told once a minute. "failed", "told_lost": that member has called
+        ``Rank.fail``, with these words."""
     def error(self) -> str:
         """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:

@@ -309,7 +309,7 @@ class LocalJob(google.protobuf.message.Message):
     five). Hosts wait so long for a silent one. It never gets less.
     """
     passes: builtins.int
-    """backward passes that a rank here had begun when its engine suspended a generation last"""
+    """backward passes that a rank here had begun when a generation last ended"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
     @property

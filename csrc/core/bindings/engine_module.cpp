@@ -119,11 +119,11 @@ py::list take_events(Engine* engine) {
     entry["rank"] = event.rank;
     const bool suspended = std::string(event.kind) == "suspended";
     if (event.host >= 0 || suspended) entry["host"] = event.host;
-    if (suspended) {
-      entry["accused"] = event.accused;
+    if (suspended) entry["accused"] = event.accused;
+    if (event.generation > 0) {
+      entry["generation"] = event.generation;
       entry["passes"] = event.passes;
     }
-    if (event.generation > 0) entry["generation"] = event.generation;
     entry["text"] = text(event.text);
     events.append(entry);
   }

@@ -165,10 +165,10 @@ class JobEngine:
             if (engine := self._engine) is not None:
                 await in_thread(lambda: engine.open_lobby(members=list(tokens), tokens=tokens))
 
-    def _entered(self, generation: int) -> None:
+    def _entered(self, generation: int, passes: int = 0) -> None:
         self.present = self._later.get(generation, self.present)
         self._later = {number: spec for number, spec in self._later.items() if number >= generation}
-        self._on_event(events.Entered(generation, self.present.all_members))
+        self._on_event(events.Entered(generation, self.present.all_members, passes))
 
     def _node_of(self, generation: int, host: int) -> str:
         hosts = self._later[generation].hosts if generation in self._later else ()
@@ -220,7 +220,7 @@ class JobEngine:
                 node = self._node_of(generation, host)
                 yield events.Suspended(generation, host, text, node, accused, event["passes"])
             case "regrouped":
-                self._entered(int(event["generation"]))
+                self._entered(int(event["generation"]), event["passes"])
             case "ready_to_join":
                 yield events.ReadyToJoin(member)
             case "ring":

@@ -39,7 +39,7 @@ class NodeSpans:
                 return [self._span("start ranks", began, now, "launch", state.generation)]
             case events.Suspended() | events.Regrouped() if self._leaving is None:
                 self._leaving = (state.entered, now)
-            case events.Entered(generation, _) if self._leaving is not None and generation > self._leaving[0]:
+            case events.Entered(generation) if self._leaving is not None and generation > self._leaving[0]:
                 since, self._leaving = self._leaving[1], None
                 return [
                     self._span(f"enter generation {generation}", since, now, f"generation {generation}", generation)

@@ -159,10 +159,11 @@ class Regrouped(Event):
 
 @dataclass(frozen=True)
 class Entered(Event):
-    """The engine is in that generation now, which has these members here and elsewhere."""
+    """The engine is in that generation now, which has these members here and elsewhere. ``passes``: see LocalJob."""
 
     generation: int
     members: tuple[int, ...]
+    passes: int = 0
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ def entered(state: JobState, event: events.Entered, now: float) -> Step:
     """
     if event.generation < state.entered:
         return state, []
-    after = state
+    after = replace(state, passes=max(state.passes, event.passes))
     if event.generation > state.entered:
-        after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=(), accused=())
+        after = replace(after, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=(), accused=())
     for member in event.members:
         after = after.update(member, outside=False, ready=False)
     for rank in after.leaving:

@@ -84,7 +84,7 @@ class JobState:
     lost_hosts: tuple[int, ...] = ()  # indices of the hosts that it has lost, in the generation that it is in
     lost_nodes: tuple[str, ...] = ()  # their nodes
     accused: tuple[str, ...] = ()  # nodes of those with which it could not talk itself
-    passes: int = 0  # backward passes that a rank here had begun when it last suspended a generation
+    passes: int = 0  # backward passes that a rank here had begun when a generation last ended
     withdrawn: bool = False  # this node ends its part though nothing has failed
     aborted: bool = False
     deadline: float | None = None

@@ -17,6 +17,7 @@ class Regrouper:
         self._island_size, self._end = island_size, end
         self._lock = threading.RLock()  # one generation is made after the other
         self.generation = 1
+        self.passes = 0  # that a rank had begun before the newest planned generation
         self._settled = 1  # the newest generation that has begun, or begins at once
         self.hosts = {index: list(members) for index, members in enumerate(hosts)}
         self.joining = {}
@@ -46,6 +47,7 @@ class Regrouper:
                 self.joining = _without(self.joining, self._gone)
             elif event["kind"] == "regrouped" and event["generation"] == self.generation and self.planned is not None:
                 self._begun.add(index)
+                self.passes = max(self.passes, event["passes"])
                 if self._begun >= set(self.planned):
                     self._settle()
 

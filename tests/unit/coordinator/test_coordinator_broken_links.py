@@ -300,6 +300,22 @@ def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall():
     assert len(c.job.hosts) == 1, "what was seen in the first stall counts"
 
 
+def test_who_comes_back_over_a_broken_link_gets_no_second_try():
+    """The steps that were made without it are no progress of it."""
+    c = Cluster("abc", most=3)
+    for _ in range(2):
+        stall(c, "bc", passes=7)
+        c.enter()
+    ended(c)
+    c.decide(120.0)
+    c.says("c")
+    c.ready("c")
+    c.says("a", entered=c.job.generation, passes=40)
+    c.enter(newcomers=True)
+    stall(c, "bc", passes=41)
+    assert [name for name, _ in c.members()] == ["a", "b"]
+
+
 def test_a_job_that_would_end_without_a_host_tries_again():
     """Its program takes no newcomers, and needs all: the links may be back."""
     c = Cluster("ab", least=2, most=2, takes=False)

@@ -376,8 +376,9 @@ def test_a_planned_generation_is_told_at_once_and_entered_later():
     assert told == [ev.RegroupEngine()] and (job.generation, job.entered) == (2, 1)
     assert numbers(job.ranks) == [2, 3, 7] and job.ranks[2].newcomer and not job.lobby
     assert reports(job, ev.Entered(2, (0, 2, 3, 7)), ev.Entered(2, (0, 2, 3, 7))) == 1
-    job, told = drive(job, ev.Entered(2, (0, 2, 3, 7)))
-    assert not told and job.entered == 2 and not any(rank.outside or rank.ready for rank in job.ranks)
+    job, told = drive(job, ev.Entered(2, (0, 2, 3, 7), passes=9))
+    assert not told and job.entered == 2 and job.passes == 9
+    assert not any(rank.outside or rank.ready for rank in job.ranks)
     failed, told = drive(job, exited(7, 1))
     assert not told and failed.phase is Phase.RUNNING, "it may still find that it can't join"
     job, told = drive(job, ev.TakesNewcomers(7), exited(7, 1))

@@ -221,10 +221,11 @@ void Engine::carry_out(const Plan& plan) {
     job_.page.tell_change();
     return job_.events.tell("regrouped", -1, "", -1, number);
   }
+  const uint64_t passes = generation()->state().passes();
   Status status = follow(plan.next, {});
   if (status) status = generation()->set_peers(plan.peers);
   if (!status) return generation()->state().abort("generation " + std::to_string(number) + ": " + status.message());
-  job_.events.tell("regrouped", -1, "", -1, number);
+  job_.events.tell({"regrouped", -1, "", -1, number, {}, passes});
 }
 
 void Engine::abort(const std::string& reason) {

@@ -69,6 +69,8 @@ class GenerationState {
   // The verdict on the number of streams to host `host`.
   StreamVerdict* stream_verdict(int host) { return stream_verdicts_[static_cast<size_t>(host)].get(); }
 
+  uint64_t passes() const;  // backward passes that a local rank has begun
+
   // The median training step of an elastic job, of the generation before until this one knows; 0: not known yet.
   int64_t step_ns() const { return step_ns_.load(std::memory_order_relaxed); }
   void set_step_ns(int64_t step_ns) { step_ns_.store(step_ns, std::memory_order_relaxed); }
@@ -89,7 +91,6 @@ class GenerationState {
   bool stop(State state, State latest, const Loss& loss);
   void fail(const Loss& loss, State latest);
   void suspend(const Loss& loss);
-  uint64_t passes() const;  // backward passes that a local rank has begun
   void inherit(const GenerationState& last);
 
   JobState* const job_;

@@ -21,7 +21,7 @@ struct Event {
   int host = -1;                  // "suspended": the other host that was lost, or has lost a rank
   uint64_t generation = 0;        // "suspended", "regrouped": the one that it says this of
   std::vector<int> accused = {};  // "suspended": hosts with which this one could not talk itself
-  uint64_t passes = 0;            // "suspended": backward passes that a local rank had begun
+  uint64_t passes = 0;            // "suspended", "regrouped": backward passes that a local rank had begun
 };
 
 class EventList {

@@ -210,6 +210,7 @@ def test_newcomers_join(ranks, tmp_path, hosts, newcomers):
         join(ranks, tmp_path, members, 4, host)
     results = ranks.left()
     members_of = check(results)
+    assert ranks.regrouper.passes == 4
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [list(range(len(results)))] * 2
     assert [result["newcomer"] for result in results] == [member > 1 for member in range(len(results))]
     assert sorted(ranks.hosts[0].takes_newcomers) == sorted([*hosts[0], *newcomers.get(0, [])])
