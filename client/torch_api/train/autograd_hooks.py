@@ -206,7 +206,10 @@ class BackwardPasses:
     @beside_graphs
     def _end(self) -> None:
         ended, self._pass = self._pass, None
-        if self._synced:
+        # A pass without a gradient (``autograd.grad``), which one rank may make alone, is not that of the step. But a
+        # rank of an island may hold no part of any parameter.
+        counts = self.accumulated or not self._guest.idle or self._model.is_sharded
+        if self._synced and counts:
             try:
                 self._exchange_due()
             except BaseException as error:  # the next pass forgets this one, and refuses if others may count it
@@ -226,7 +229,7 @@ class BackwardPasses:
 
         An exchange of weights has its result before the pass ends: its step begins before it. Where gradients are
         exchanged, hooks of the pass have begun with it: what begins with a step, such as the end of a warm-up, does so
-        after the optimizer's. ``autograd.grad``, which one rank may call alone, begins nothing."""
+        after the optimizer's."""
         late, self.begun = self.accumulated > 0 and not self.begun, False
         if late and self._model.exchanged == WEIGHT:
             self._begin_late()

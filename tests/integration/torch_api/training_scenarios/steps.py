@@ -172,15 +172,16 @@ def methods_and_evaluation_mode():
     rank = bagua.get_rank()
     for name, (arguments, make) in ALGORITHMS.items():
         ends = []
-        for how in ("call", "method", "evaluation"):
+        for how in ("call", "method", "evaluation", "derivative"):
             model = seeded(Losses)
             optimizer = make(model.parameters())
             model.with_bagua([optimizer], Algorithm.init(name, **arguments)).train(how != "evaluation")
             for step in range(6):
                 optimizer.zero_grad()
-                if how == "method" and rank == 0:  # a derivative that one rank alone looks at
-                    torch.autograd.grad(model.loss(rank, step), list(model.parameters()))
-                (model.loss if how == "method" else model)(rank, step).backward()
+                loss = (model.loss if how == "method" else model)(rank, step)
+                if how in ("method", "derivative") and rank == 0:  # one that this rank alone looks at
+                    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+                loss.backward()
                 optimizer.step()
             assert model.bagua_ddp.bagua_train_step_counter == 6
             ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
