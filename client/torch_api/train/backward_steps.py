@@ -90,6 +90,7 @@ class _Part:
         optimizer._bagua_steps_in_backward = True  # type: ignore[attr-defined]
 
     def close(self) -> None:
+        self.forget()
         for handle in self._handles:
             handle.remove()
         self._optimizer._bagua_steps_in_backward = False  # type: ignore[attr-defined]
@@ -132,6 +133,7 @@ class _Part:
 
     @beside_graphs
     def _before_step(self, _: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._exchange.take_back()  # the step before may have ended by an exception
         if not self.seen:
             return
         if any(one is not None for one in (*arguments[1:], *named.values())):  # the first argument is the optimizer
@@ -160,7 +162,6 @@ class _Part:
 
     @beside_graphs
     def _after_step(self, *_: Any) -> None:
-        self._exchange.take_back()
         if not self.seen:
             return
         moved, trial = self._moved, self._trial
@@ -185,7 +186,8 @@ class _Part:
                 self._optimizer.state.pop(one, None)
 
     def forget(self) -> None:
-        """The last pass is over."""
+        """The last pass is over, and parameters are in the optimizer's groups."""
+        self._exchange.take_back()
         self.seen.clear()
         self._values.clear()
 

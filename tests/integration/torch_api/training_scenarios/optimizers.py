@@ -165,6 +165,29 @@ class Own(torch.optim.Optimizer):
 
 
 @scenario
+def a_step_in_backward_that_ends_by_an_exception():
+    """Ctrl-C in optimizer.step() takes no parameter from the optimizer: the model is wrapped again, and trains."""
+    model = seeded(mlp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrap(model, optimizer, step_in_backward=True)
+    train(model, optimizer, range(2))
+    square(model, bagua.get_rank(), 2).backward()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_pre_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    wrap(model, optimizer, step_in_backward=True)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    before = flat(model)
+    train(model, optimizer, range(3, 4))
+    assert not torch.equal(before, flat(model))
+
+
+@scenario
 def steps_in_backward_are_refused_where_they_can_not_hold():
     def first_step(make, spoil):
         model = seeded(mlp)
