@@ -99,8 +99,6 @@ class ModelBuckets:
         if again:
             self.arrival = []
             self._anew = True  # ranks that had got further have made their buckets already
-        if not self.wants_arrival():
-            return None
         by_name = {self._name(tensor): tensor for tensor in self._tensors}
         names = sorted(by_name)  # where a member was lost ranks may have tensors in another order than others have
         wanted = [*arrivals, *(name for name in by_name if name not in set(arrivals))]

@@ -255,7 +255,8 @@ class DistributedModel(Mark):
                 f"{type(self.bagua_algorithm).__name__} sums gradients of a sharded model up: leave average=False out, "
                 "and multiply the loss by bagua.get_replica_count(). [BG618]"
             )
-        recorded = self._layout.wants_arrival() or not all(bucket.may_run_twice for bucket in buckets)
+        learns = self._layout.wants_arrival()
+        recorded = learns or not all(bucket.may_run_twice for bucket in buckets)
         self.passes.step = None
         self._replica_check = ReplicaCheck(self, self._runner)
         if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
@@ -274,7 +275,7 @@ class DistributedModel(Mark):
                 earlier=self._earlier_results if adding else None,
                 on_finished=self._record,
                 clock=self._runner.clock,
-                rearrange=self._layout.follow if recorded else None,
+                rearrange=(self._layout.follow if learns else _stay) if recorded else None,
             )
         self.shadow.adding = adding
         sparse = self.trained_beside_buckets()
@@ -673,6 +674,10 @@ class DistributedModel(Mark):
 
 
 _MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()  # weak: a model that is dropped goes
+
+
+def _stay(_: list[str], __: bool) -> None:
+    """Buckets stay as they are: the order of gradients is known."""
 
 
 def _ignore(_: str, __: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from training_scenarios.support import seeded, sgd, shard, whole_parameters, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm
 from bagua.base import islands
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.comm.commit.retry import units
@@ -65,7 +66,7 @@ INNER = {
 """Adam counts steps in scalars. torch's Adafactor steps no shards."""
 
 
-def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=False, inner="sgd", **sizes):
+def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=False, inner="sgd", algorithm="", **sizes):
     """Trains; returns what this member did in each step: the members, its samples, parameters afterwards. ``waits``:
     names of files that it waits for before the step of that number, 0: before it waits to join. ``differs``: what is
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
@@ -85,6 +86,8 @@ def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=Fal
     if recuts:
         tuner = functools.partial(Alternating, -1)
         model.bagua_ddp = BaguaDistributedDataParallel(model, [optimizer], GradientAllReduceAlgorithm(), tuner=tuner)
+    elif algorithm:
+        model.with_bagua([optimizer], Algorithm.init(algorithm))
     else:
         wrap(model, optimizer, average=differs != "algorithm", step_in_backward=fused)
     if differs == "groups":
@@ -336,6 +339,14 @@ def test_a_loss_while_one_joins(ranks, tmp_path, member, phase):
         check(results)
     check_equal(results)
     assert results[0]["steps"][-1][2] == [one for one in range(5) if one != member]
+
+
+def test_a_loss_in_the_first_pass_of_a_newcomer(ranks, tmp_path):
+    """Its algorithm can't run twice on the same gradients, so that pass is recorded, though the order is known."""
+    more = {"algorithm": "top_k", "environment": {VARIABLE: "1:5:0:ready"}}
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, **more)
+    join(ranks, tmp_path, [2], 4, **more)
+    check_equal(ranks.left((1,)))
 
 
 @pytest.mark.parametrize(
