@@ -65,7 +65,8 @@ class ModelRenewal:
 
     def settle(self) -> None:
         """A unit of this model has been committed."""
-        self.due = self._anew and self._model.exchanged == GRADIENT and not self.due
+        # A second pass of the same step leaves it due: it is done in the forward pass.
+        self.due = self._anew and self._model.exchanged == GRADIENT and not self._resets
         self._anew = self.due
 
     def begin_anew_together(self) -> bool:

@@ -17,9 +17,21 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 from training_scenarios import sparse
-from training_scenarios.support import mlp, seeded, sgd, shard, square, whole_parameters, wide_mlp, wide_square, wrap
+from training_scenarios.support import (
+    batch,
+    mlp,
+    seeded,
+    sgd,
+    shard,
+    square,
+    whole_parameters,
+    wide_mlp,
+    wide_square,
+    wrap,
+)
 
 import bagua.torch_api as bagua
+from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
 from bagua.base import islands
 from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.comm.commit.retry import units
@@ -488,6 +500,31 @@ def test_a_loss_while_buckets_get_the_order_of_gradients(ranks, tmp_path):
         (model(inputs).square().mean() / 2).backward()
     for found in ranks.survive(rank_reorders, (2,), 3, folder=str(tmp_path)):
         torch.testing.assert_close(found, [one.grad for one in model.parameters()], rtol=0, atol=1e-12)
+
+
+class BeginsAnew(GradientAllReduceAlgorithmImpl):
+    def follow_members(self, bagua_ddp):
+        return False
+
+
+def rank_begins_anew():
+    """Rank 2 is lost in the first of two passes that a step exchanges. Whether the model has other buckets after the
+    next forward pass."""
+    member, model = begin(), seeded(mlp)
+    model.with_bagua([sgd(model)], Reified(BeginsAnew))
+    square(model, member, 0).backward()
+    first = model.bagua_buckets[0]
+    outputs = model(batch(member, 1, 6, 10))
+    if member == 2:
+        kill_self()
+    for loss_of_pass in (outputs.square().mean(), outputs.mean()):
+        loss_of_pass.backward(retain_graph=True)
+    square(model, member, 2).backward()
+    return model.bagua_buckets[0] is not first
+
+
+def test_an_algorithm_that_begins_anew_after_several_passes(ranks):
+    assert ranks.survive(rank_begins_anew, (2,), 3) == [True, True]
 
 
 def rank_has_buffers():
