@@ -697,9 +697,4 @@ def join_models(
 ) -> AbstractContextManager[object]:
     """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
     can't be in one."""
-    if enable and any(model.is_sharded for model in models):
-        raise ConfigError(
-            "Ranks of an island run the same passes: leave join() out, and give all ranks as many batches, as "
-            "bagua.contrib.ElasticSampler does. [BG618]"
-        )
     return Uneven([model.shadow for model in models], divide_by_initial_world_size, throws) if enable else nullcontext()

@@ -289,6 +289,10 @@ REFUSALS: Sequence[tuple[Callable[[UnevenModel], bool], str]] = (
         "samples, also where they are uneven.",
     ),
     (
+        lambda model: model.wrapped.is_sharded,
+        "ranks of an island run the same passes. Give all ranks as many batches, as bagua.contrib.ElasticSampler does.",
+    ),
+    (
         lambda model: model.wrapped.steps_in_backward,
         "with step_in_backward=True parameters move inside backward, also on ranks without batches. Leave it out.",
     ),

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from training_scenarios.support import shard, whole_parameters
 
 import bagua.torch_api as bagua
@@ -283,13 +284,16 @@ def rank_is_refused(case):
     try:
         with algorithm(case if case.partition(":")[0] in NAMES else "gradient_allreduce"):
             model.with_bagua([made], process_group=group, step_in_backward=case == "step in backward")
+        if case == "join":
+            with Join([model.bagua_ddp]):
+                model(torch.ones(2, 7))
         if case == "sharded afterwards":
             shard(model)
             model(torch.ones(2, 7)).sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        if case == "sharded afterwards":
+        if case in ("join", "sharded afterwards"):
             model.bagua_ddp.close()
     return ""
 
@@ -306,6 +310,7 @@ def rank_is_refused(case):
         ("another mesh on an island", "rank 2 of island 1 has 0.weight float32 divided as"),
         ("a layer whole on an island", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
         ("an island not sharded", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
+        ("join", "ranks of an island run the same passes"),
         ("sharded afterwards", "was divided among ranks after with_bagua"),
     ],
 )
