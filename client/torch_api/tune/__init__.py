@@ -7,7 +7,6 @@ it holds. In an elastic job a decision is a unit of its own; members that change
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import sys
@@ -26,6 +25,7 @@ from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.job.daemon import DaemonClient
 from bagua.torch_api.job.session import Session
+from bagua.torch_api.step.gradients import GradientHook
 from bagua.torch_api.step.parameters import canonical
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_json
@@ -315,7 +315,7 @@ class Observer:
         self._handles: list[Any] = list(self._recorder.watch(model.module))
         note = self._recorder.noting(lambda _name, _parameter: None)  # the model's own hook does the rest
         for name, parameter in model.bagua_build_params():
-            hook = functools.partial(note, name)
+            hook = GradientHook(note, name)  # one that changes no gradient: buckets go out as ever
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self.finished = self._recorder.also(_no_record)
 
