@@ -234,7 +234,7 @@ class CudaConnection:
         return times
 
     def wait_all(self, tickets: Sequence[int], flags: object = None) -> tuple[Sequence[Times], Told]:
-        """Waits for each of the tickets, which takes no time."""
+        """See ``Connection``. It can't be had on a device: each ticket is waited for by itself."""
         return (), UNTOLD
 
     def wait(self, ticket: int) -> Times:

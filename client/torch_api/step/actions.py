@@ -9,6 +9,7 @@ import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Codec, Neighbours
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, Over
+from bagua.algorithms.weights import fits
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
@@ -113,7 +114,7 @@ class AllReduceAction(OneOperation):
         self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool = False
     ) -> None:
         super().__init__(around, bucket, step, carried)
-        self.codec = step.codec if bucket.dtype is torch.float32 else None  # our kernels encode float32 alone
+        self.codec = fits(bucket, step.codec)
         self.encodings: dict[Members, Encoding] = {}
         self.used: Members | None = None  # in the last run
         self.followed = NO_ENGINE_RESIDUAL  # that of the other ranks
@@ -293,8 +294,7 @@ class NeighboursAction(Action):
         self._step = step
         self._ranks = 0  # members of the exchange that has begun; 0: none has
         self.finish = self._finish
-        encoded = step.codec is not None and bucket.dtype is torch.float32  # our kernels encode float32 alone
-        self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
+        self._coding = None if fits(bucket, step.codec) is None else _NeighboursCoding(around, bucket, step)
         self.commit = None if self._coding is None else self._coding.turn
 
     def own(self) -> Sequence[torch.Tensor]:

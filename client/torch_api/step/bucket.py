@@ -137,6 +137,8 @@ class PlanBucket:
 
     def region(self, name: str) -> Region:
         """Memory of a slot. Raises ValueError if there is none of that name."""
+        if name in self.reserved:  # FRESH: the others have a region of their own
+            raise ValueError(f"{name!r} of bucket {self.name} does not lie in one piece: use views({name!r}). [BG307]")
         if name not in self._added:
             known = ", ".join([*self.reserved, *self._added])
             raise ValueError(f"Bucket {self.name} has no slot {name!r}. It has: {known}. [BG307]")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
 from bagua.algorithms import AllReduce
+from bagua.algorithms.weights import fits
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.connection import CudaConnection
@@ -42,7 +41,7 @@ def _connect(device: CudaConnection, allocate: Allocate, twin: Members, bucket: 
             continue
         count = min(bucket.region(step.dst).flat.numel(), MOST_BYTES // bucket.dtype.itemsize)
         _, place = allocate(count, bucket.dtype)
-        codec = step.codec if bucket.dtype is torch.float32 else None
+        codec = fits(bucket, step.codec)
         zeros = request(
             device.kinds["allreduce"],
             comm=twin.id,

@@ -324,7 +324,7 @@ class Submit(Action):
     def comm(self) -> int:
         return self._request["comm"]
 
-    def __init__(self, request: Request, connection: Connection, members: Members | None = None) -> None:
+    def __init__(self, request: Request, connection: Connection, members: Members) -> None:
         """``members``: those of its communicator."""
         self.members = members
         self.behind: core.Flags | None = None
@@ -350,7 +350,7 @@ class Submit(Action):
 
     def in_engine(self) -> Mapping[Members, EngineResidual]:
         found = self.residual()
-        return {} if found is None or self.members is None else {self.members: found}
+        return {} if found is None else {self.members: found}
 
     def number_among(self, members: Members) -> int:
         return self._request["residual"]

@@ -119,7 +119,7 @@ class GradientBucket(PlanBucket):
     ``earlier``: results of earlier passes, where the plan adds up.
 
     ``copies``: the plan wants contributions in one piece. ``may_run_twice``: it may run twice on the same gradients.
-    ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants that.
+    ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants a second run.
     """
 
     reserved = (FRESH, GRADIENT, RESULT)
@@ -159,10 +159,6 @@ class GradientBucket(PlanBucket):
     def region(self, name: str) -> Region:
         if name == GRADIENT:
             return self._contributions
-        if name == FRESH:
-            raise ValueError(
-                f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
-            )
         return self._result if name == RESULT else super().region(name)
 
     def views(self, name: str) -> Sequence[torch.Tensor]:

@@ -51,10 +51,6 @@ PROFILER: Any = profiler if hasattr(profiler, "_is_profiler_enabled") else Simpl
 NOTHING = nullcontext()
 
 
-def profiling() -> bool:
-    return bool(PROFILER._is_profiler_enabled)
-
-
 class _Phase:
     """One phase: a range of torch.profiler, and a span for the sink."""
 
@@ -62,7 +58,8 @@ class _Phase:
 
     def __init__(self, phase: str, name: str) -> None:
         self._phase, self._name = phase, name
-        self._range = torch.profiler.record_function(f"bagua:{phase} {name}".rstrip()) if profiling() else None
+        profiled = PROFILER._is_profiler_enabled
+        self._range = torch.profiler.record_function(f"bagua:{phase} {name}".rstrip()) if profiled else None
 
     def __enter__(self) -> None:
         self._begin = time.monotonic_ns()

@@ -37,6 +37,15 @@ Arrivals = dict[str, tuple[torch.Tensor | None, int]]
 """Parameters in the order in which their gradients came, with these and their versions."""
 
 
+def out_of_step() -> BaguaError:
+    """The error after a pass that ended by an exception, where other ranks may count parts of it."""
+    return BaguaError(
+        "The last backward pass ended by an exception after part of its gradients had been exchanged. The ranks are no "
+        "longer in step: start the job again (in a notebook: launch again), and catch such exceptions before backward "
+        "begins. [BG604]"
+    )
+
+
 class TrainingStep:
     """The step of one wrapped model, driven by the thread that runs backward.
 
@@ -227,7 +236,7 @@ class TrainingStep:
         with phase(WAIT):
             times = join_all(self.buckets, self._vote.send_flags)
         if self.buckets[-1].wants_second_run():  # a second gradient came too late on some rank
-            self._refuse_late()
+            self._refuse_late(self._may_run_twice and self.buckets[-1].informed)
             self._goes_early = False  # it will come late in later passes, too
             self._started = 0
             for bucket in self.buckets:
@@ -252,17 +261,16 @@ class TrainingStep:
             entry.ready = False
             self.mark_ready(name, entry.parameter)
 
-    def _refuse_late(self) -> None:
-        """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""
-        last = self.buckets[-1]
-        if not (self._may_run_twice and last.informed):
+    def _refuse_late(self, again: bool) -> None:
+        """A gradient came too late on some rank. Raises BaguaError unless all can reduce ``again``."""
+        if not again:
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
                 "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
-                "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
-                "others. Use checkpoint(..., use_reentrant=False); in a Trainer of transformers that is "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}. [BG604]"
+                "algorithm changes its state as it exchanges, step_in_backward=True has moved parameters, or the model "
+                "is on a GPU, where no rank waits to ask the others. Use checkpoint(..., use_reentrant=False); in a "
+                "Trainer of transformers that is gradient_checkpointing_kwargs={'use_reentrant': False}. [BG604]"
             )
 
     def _show(self) -> Any:

@@ -69,11 +69,14 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], session: Session, group: 
     They travel packed, so that many small ones cost little, and through memory of their own device.
     """
     for some in by_device(tensors):
-        if PORT.cuda.holds(some[0]):
-            stage = torch.empty(PACK_BYTES, dtype=torch.uint8, device=some[0].device)
-        else:
-            stage = session.memory.empty(PACK_BYTES, torch.uint8)
-        _broadcast_through(stage, some, group, root)
+        _broadcast_through(stage_beside(some[0], PACK_BYTES, session), some, group, root)
+
+
+def stage_beside(tensor: torch.Tensor, nbytes: int, session: Session) -> torch.Tensor:
+    """Bytes that can be communicated, on this tensor's device."""
+    if PORT.cuda.holds(tensor):
+        return torch.empty(nbytes, dtype=torch.uint8, device=tensor.device)
+    return session.memory.empty(nbytes, torch.uint8)
 
 
 def by_device(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

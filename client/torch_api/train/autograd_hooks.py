@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.shards import fsdp_units
 from bagua.torch_api.job.malloc import HeapTrimmer
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.step.runner import Runner
-from bagua.torch_api.step.training_step import TrainingStep
+from bagua.torch_api.step.training_step import TrainingStep, out_of_step
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 from bagua.torch_api.train.tracer import Tracer
+from bagua.torch_api.train.untracked import UntrackedParameters
 from bagua.torch_api.train.wrapped import Wrapped
 
 SYNC = "require_backward_grad_sync"
@@ -45,15 +44,15 @@ class BackwardPass:
 class BackwardPasses:
     """Backward passes of one wrapped model, which autograd's hooks tell of.
 
-    The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer``, ``parameters`` (all that
-    are trained) and ``at_end``, which exchanges the gradients that there are. ``synced``: the present pass, or the last
-    one, is exchanged. ``synced_by_forward``: the next one is, as its forward pass was outside of ``no_sync``; None:
-    there was none, and the moment of backward decides. ``accumulated``: so many gradients have come in it. ``begun``: a
-    forward pass in training has begun the step of the next one that is exchanged. ``begins_after_step``: see
+    The model sets, when it makes buckets: ``step``, ``sparse``, ``untracked``, ``trimmer``, ``parameters`` (all that
+    are trained) and ``at_end``, which exchanges the gradients that there are. ``synced_by_forward``: the next pass is
+    exchanged, as its forward pass was outside of ``no_sync``; None: there was none, and the moment of backward decides.
+    ``accumulated``: so many gradients have come in the present pass, or the last one. ``begun``: a forward pass in
+    training has begun the step of the next one that is exchanged. ``begins_after_step``: see
     ``_exchange_due``.
     """
 
-    newcomers: Newcomers
+    untracked: UntrackedParameters
     at_end: Callable[[], None]
 
     def __init__(
@@ -127,7 +126,7 @@ class BackwardPasses:
     @beside_graphs
     def _before_gradient(self, _: torch.Tensor) -> None:
         """Begins the pass, unless it is under way."""
-        if self._pass is None or not self._pass.alive():
+        if not self.under_way:
             self._begin()
 
     def install_weights(self) -> None:
@@ -152,7 +151,7 @@ class BackwardPasses:
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Weighs all gradients of a pass alike, though members may change meanwhile: ``TrainingStep.finish`` follows
         such changes for the pass as a whole."""
-        if self._pass is None or not self._pass.alive():
+        if not self.under_way:
             self._begin()
         return None if self._weight == 1.0 else gradient * self._weight
 
@@ -180,7 +179,7 @@ class BackwardPasses:
     def _begin(self) -> None:
         if self._pass is not None or self._out_of_step:
             self._abandon()
-        self.newcomers.refuse()
+        self.untracked.refuse()
         self.accumulated = 0
         # In this order: another thread may enter a generation in between, whose weights this pass may have, but not it.
         generation, weights = self._session.connection.settled, self._session.weights
@@ -217,7 +216,7 @@ class BackwardPasses:
                     self._pass = ended
                     self._out_of_step = not isinstance(error, Exception)  # Ctrl-C
                 raise
-        self.newcomers.refuse_unlike(self.accumulated)
+        self.untracked.refuse_unlike(self.accumulated)
         if self._tracer.recording is not None:
             self._tracer.recording.backward(self._model, begin=False, synchronised=self._synced)
         if self.trimmer is not None:
@@ -250,11 +249,6 @@ class BackwardPasses:
             self.sparse.abandon()
         self._out_of_step = self._out_of_step or under_way
         if self._out_of_step and self._runner.everyone.nranks() > 1:  # a rank alone is in step with itself
-            raise BaguaError(
-                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "
-                "exceptions before backward begins. "
-                "[BG604]"
-            )
+            raise out_of_step()
         if self._model.exchanged == WEIGHT and self._synced:
             self._exchange_due()  # the exchange of weights does not depend on that pass's gradients

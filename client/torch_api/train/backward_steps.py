@@ -289,12 +289,7 @@ class SteppingInBackward(TrainingStep):
         while bucket.execution.advance(self._times):
             pass
         if bucket is self.buckets[-1] and bucket.wants_second_run():
-            self.abandon()
-            raise BaguaError(
-                "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
-                "exchanged (as reentrant checkpointing of shared parameters does it), and step_in_backward=True may "
-                f"have moved it. Use checkpoint(..., use_reentrant=False). {ADVICE} [BG605]"
-            )
+            self._refuse_late(again=False)
         if not self._shown:
             self._steps.begin()
         bucket.show_results()

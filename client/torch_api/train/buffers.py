@@ -8,11 +8,8 @@ import torch
 
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.state_copy import elements_of
-from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job.session import Session
-from bagua.torch_api.train.agreement import by_device
-
-ALIGNMENT = 16
+from bagua.torch_api.train.agreement import ALIGNMENT, by_device, stage_beside
 
 
 class BufferBroadcast:
@@ -49,10 +46,7 @@ class _Pack:
         for buffer in buffers:
             begins.append(end)
             end += -(-buffer.numel() * buffer.element_size() // ALIGNMENT) * ALIGNMENT  # views of any dtype begin there
-        if PORT.cuda.holds(buffers[0]):
-            self._stage = torch.empty(end, dtype=torch.uint8, device=buffers[0].device)
-        else:
-            self._stage = session.memory.empty(end, torch.uint8)
+        self._stage = stage_beside(buffers[0], end, session)
         self._parts = [
             self._stage[begin : begin + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
             for begin, buffer in zip(begins, buffers, strict=True)

@@ -26,6 +26,7 @@ from bagua.torch_api.job.session import Session, current, is_initialized
 from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.step.execution import join_all
 from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.training_step import out_of_step
 from bagua.torch_api.train.agreement import gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import describe_algorithm, named, reify
 from bagua.torch_api.train.compare_ranks import members_group
@@ -65,10 +66,16 @@ def ddp_hook(algorithm: Algorithm | str = "gradient_allreduce", **arguments: Any
         raise TypeError(f"algorithm is a {type(algorithm).__name__}: pass a name or an Algorithm. [BG606]")
     if is_initialized():
         work_of(algorithm, members_group(None))  # raises now rather than in the first step
-    held = _Hook(algorithm)
+    chosen, model = algorithm, None
 
     def hook(state: Any, bucket: Any) -> Any:
-        return held.run(state, bucket)
+        nonlocal model
+        session = current()
+        if model is None or model.session is not session:
+            group = from_torch_group(state) if isinstance(state, distributed.ProcessGroup) else state
+            model = _DdpModel(session, chosen, group)
+        with torch.no_grad():
+            return model.take(bucket)
 
     hook.__annotations__.clear()  # torch compares them with its own classes
     hook.__name__ = hook.__qualname__ = f"bagua_{type(algorithm).__name__}"
@@ -103,10 +110,6 @@ class HookBucket(PlanBucket):
         super().set_plan(plan)
 
     def region(self, name: str) -> Region:
-        if name == FRESH:
-            raise ValueError(
-                f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
-            )
         if name not in (GRADIENT, RESULT):
             return super().region(name)
         key = GRADIENT if self._in_place else name
@@ -145,23 +148,6 @@ class HookBucket(PlanBucket):
         self._flat, self._fresh = None, ()
 
 
-class _Hook:
-    """An algorithm at work in one DDP model."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
-        self._model: _DdpModel | None = None
-
-    def run(self, state: Any, bucket: Any) -> Future[torch.Tensor]:
-        """The hook."""
-        session = current()
-        if self._model is None or self._model.session is not session:
-            group = from_torch_group(state) if isinstance(state, distributed.ProcessGroup) else state
-            self._model = _DdpModel(session, self._algorithm, group)
-        with torch.no_grad():
-            return self._model.take(bucket)
-
-
 class _DdpModel:
     """A model of DDP, as its algorithm sees it (``bagua.algorithms.base.DataParallel``). It has no optimizers, and the
     names of its parameters are numbers, in the order in which DDP shows them."""
@@ -186,6 +172,7 @@ class _DdpModel:
         self._buckets: list[HookBucket] = []
         self._names: dict[torch.Tensor, str] = {}
         self._first_step = True
+        self._under_way = False  # a pass
 
     @property
     def bagua_buckets(self) -> list[HookBucket]:
@@ -208,21 +195,17 @@ class _DdpModel:
         if number == 0:
             self._begin_pass()
         bucket = self._bucket(number, list(given.parameters()), flat)
+        self._under_way = True
         future = bucket.take(flat)
         if given.is_last():
             self._end_pass(number + 1)
         return future
 
     def _begin_pass(self) -> None:
-        # A list: all are abandoned, and not those up to the first.
-        abandoned = [bucket.execution.abandon() for bucket in self._buckets]
-        if any(abandoned) and self._everyone.nranks() > 1:
-            raise BaguaError(
-                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "
-                "exceptions before backward begins. "
-                "[BG604]"
-            )
+        for bucket in self._buckets:
+            bucket.execution.abandon()
+        if self._under_way and self._everyone.nranks() > 1:  # the last pass did not come to its end
+            raise out_of_step()
         if self._algorithm.need_reset():
             self._release(0)
 
@@ -232,7 +215,7 @@ class _DdpModel:
         join_all(self._buckets)
         for bucket in self._buckets:
             bucket.tell()
-        self._first_step = False
+        self._first_step = self._under_way = False
         self.bagua_train_step_counter += 1
         self._after_backward()
 
@@ -307,11 +290,11 @@ class _DdpModel:
         join_all(self._buckets if buckets is None else buckets)
 
     def exchange(self) -> None:
-        """Does nothing: nothing is exchanged outside of backward."""
+        """Raises CommunicationError: nothing is exchanged outside of backward."""
         raise CommunicationError("In DistributedDataParallel gradients are exchanged in backward alone. [BG606]")
 
     def settle(self, *_: Any) -> None:
-        """Does nothing, as ``exchange``."""
+        """Raises CommunicationError."""
         self.exchange()
 
     def own_communicator(self) -> Communicator:

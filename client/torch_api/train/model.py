@@ -59,7 +59,6 @@ from bagua.torch_api.train.compare_ranks import (
 from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
-from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.optimizer_code import average_losses, make_hookable
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.rebucket import Cuts, recut
@@ -69,6 +68,7 @@ from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_spars
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Uneven, UnevenModel, buffers_of
+from bagua.torch_api.train.untracked import UntrackedParameters
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
@@ -352,8 +352,8 @@ class DistributedModel(Mark):
         passes.parameters = [cast("torch.nn.Parameter", whole_of(one)) for _, one in trained]
         if self._session.weights.batch != 1.0:
             passes.install_weights()
-        passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, passes.parameters)
-        self._handles += passes.newcomers.watch()
+        passes.untracked = UntrackedParameters(self.module, self.parameters_to_ignore, passes.parameters)
+        self._handles += passes.untracked.watch()
         if passes.sparse is not None:
             for name, parameter in self.trained_beside_buckets():
                 hook = GradientHook(passes.after_gradient, passes.sparse.note, name)
@@ -492,7 +492,7 @@ class DistributedModel(Mark):
 
     @beside_graphs
     def _before_step(self, *_: Any) -> None:
-        self.passes.newcomers.refuse_registered()
+        self.passes.untracked.refuse_registered()
 
     @beside_graphs
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -540,7 +540,7 @@ class DistributedModel(Mark):
         """Parameters that are trained now, and were not when the model was wrapped, are exchanged from now on; the
         algorithm goes on. All ranks call it between the same two steps. Raises BaguaError, on every rank, if they train
         different ones."""
-        if self.passes.newcomers.found():
+        if self.passes.untracked.found():
             self._runner.vote.together(lambda: compare_ranks_again(self, self._runner.voters))
             self._renewal.reset_together()
 

@@ -43,8 +43,8 @@ def recording() -> bool:
     return bool(os.environ.get(FILE))
 
 
-class Recording:
-    """Recording of one session: the first wrapped model is recorded, and no other."""
+class _Taken:
+    """Whether a model of this session is recorded: the first one is, and no other."""
 
     def __init__(self, session: Session) -> None:
         self.taken = False
@@ -54,7 +54,7 @@ def recorder_of(model: Wrapped, session: Session, hosts: int) -> StepRecorder | 
     """Raises ConfigError for a model that can't be recorded, or settings that can't be."""
     if not recording():
         return None
-    kept = session.keep(Recording)
+    kept = session.keep(_Taken)
     if kept.taken:
         LOG.warning("%s: the step profile is that of the first wrapped model; others count as its computation.", FILE)
         return None

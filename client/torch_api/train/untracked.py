@@ -20,7 +20,7 @@ LOOK_EVERY = 10
 """Passes between looks (0.1 to 0.3 ms) that nothing has asked for: ``ModuleList.insert`` registers nothing."""
 
 
-class Newcomers:
+class UntrackedParameters:
     """Watches one model. Looks when parameters or modules were registered anywhere in the process, and when frozen
     ones are trained.
 
