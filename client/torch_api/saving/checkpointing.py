@@ -27,6 +27,7 @@ from torch import nn
 from bagua.base.disk import replace_file
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import with_plain_numbers
+from bagua.torch_api.comm.shards import is_sharded
 from bagua.torch_api.job import environment
 from bagua.torch_api.saving.expert_states import ExpertStates
 from bagua.torch_api.saving.folder import replace_folder
@@ -52,6 +53,7 @@ def save_checkpoint(
     last one stays.
     """
     model = _plain(model)
+    _refuse_shards(model)
     experts = ExpertStates.of(model)
     if not experts and environment.get_rank() != 0:
         return
@@ -109,6 +111,7 @@ def load_checkpoint(
     if not text.isdecimal():
         raise BaguaError(f"{folder / LATEST} holds {text[:40]!r}: it must be the number of an iteration. [BG708]")
     model, at = _plain(model), _folder(folder, int(text))
+    _refuse_shards(model)
     experts = ExpertStates.of(model)
     document = _read(at / MODEL)
     states = dict(_part(document, "model", at))
@@ -123,6 +126,14 @@ def load_checkpoint(
     if lr_scheduler is not None:
         lr_scheduler.load_state_dict(_part(document, "lr_scheduler", at))
     return int(text)
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    if is_sharded(model):
+        raise BaguaError(
+            "A file holds one rank's parts of a sharded model: write and read it with torch.distributed.checkpoint, by "
+            "the lines of docs/howto/checkpoints.md#a-sharded-model. [BG710]"
+        )
 
 
 def _optimizer_states(
