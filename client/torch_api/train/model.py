@@ -496,10 +496,14 @@ class DistributedModel(Mark):
 
     @beside_graphs
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # torch's ``get_state_dict`` makes such a step of an optimizer without state, where one rank alone may call it.
+        if not self.passes.accumulated and all(group["lr"] == 0 for group in optimizer.param_groups):
+            return
         self._on_step(optimizer)
-        # The last optimizer's step ends the training step.
-        if self.passes.begins_after_step and optimizer is self.bagua_optimizers[-1]:
-            self._begin_late()
+        if optimizer is self.bagua_optimizers[-1]:  # its step ends the training step
+            self.passes.accumulated = 0
+            if self.passes.begins_after_step:
+                self._begin_late()
 
     def _begin_late(self) -> None:
         """Begins the step late, but not while ranks have different numbers of batches: those without any would have to

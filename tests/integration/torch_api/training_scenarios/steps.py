@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
@@ -163,6 +164,24 @@ ALGORITHMS = {
     "qadam": ({}, lambda parameters: QAdamOptimizer(parameters, lr=0.01, warmup_steps=3)),
     "one_bit_adam": ({}, lambda parameters: OneBitAdamOptimizer(parameters, lr=0.01, warmup_steps=3)),
 }
+
+
+@scenario
+def state_that_one_rank_looks_at():
+    """torch's ``get_optimizer_state_dict`` makes a step of an optimizer without state: no step of the training."""
+    ends = []
+    for looks in (False, True):
+        model = seeded(mlp)
+        optimizer = slow_sgd(model.parameters())
+        model.with_bagua([optimizer], Algorithm.init("local_sgd", interval=2))
+        for step in range(5):
+            square(model, bagua.get_rank(), step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if looks and bagua.get_rank() == 0 and step % 2 == 0:
+                get_optimizer_state_dict(model, optimizer)
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(*ends)
 
 
 @scenario
