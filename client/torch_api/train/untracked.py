@@ -33,8 +33,8 @@ class UntrackedParameters:
         self._module = module
         self._ignored = ignored
         self._known = set(known)
-        # FSDP may leave whole parameters in the place of these after a pass.
-        self._divided = {name for name, one in module.named_parameters() if is_shard(one)}
+        # FSDP may leave whole parameters in the place of these after a pass, which tensor parallelism divides in turn.
+        self._divided = {name: _division(one) for name, one in module.named_parameters() if is_shard(one)}
         self._find_frozen()
         self._passes = 0
         self._registered = False
@@ -91,7 +91,7 @@ class UntrackedParameters:
         # Cheap: names and checks are only for one that is found.
         if any(one.requires_grad and one not in self._known for one in self._module.parameters()):
             for name, parameter in trainable_parameters(self._module, self._ignored):
-                if parameter not in self._known and (is_shard(parameter) or name not in self._divided):
+                if parameter not in self._known and self._divided.get(name) in (None, _division(parameter)):
                     return name
         self._registered = False
         return None
@@ -110,3 +110,7 @@ class UntrackedParameters:
                 "change wrap the model again, on all ranks (with_bagua(), or DistributedDataParallel()), or put the "
                 "name into the module's _bagua_params_and_buffers_to_ignore before it is wrapped. [BG602]"
             )
+
+
+def _division(parameter: Any) -> tuple[Any, Any] | None:
+    return (parameter.device_mesh, parameter.placements) if is_shard(parameter) else None

@@ -203,9 +203,10 @@ def in_one_process(reference, way, branches, step, count, parts, weighed):
         ((found - 1).square().mean() * weight_of(reader, part, weighed) / count).backward()
 
 
-def rank_trains_as_one(way, branches="both", scaler=False, weighed=False):
+def rank_trains_as_one(way, branches="both", scaler=False, weighed=False, keeps=False, method=False):
     """The largest difference between this rank's parameters and those of one process with all batches. ``weighed``:
-    batches weigh differently on islands, and in the two passes of a step."""
+    batches weigh differently on islands, and in the two passes of a step. ``keeps``: there are two, and parameters stay
+    whole between them. ``method``: one of the model is called."""
     torch.manual_seed(3)
     model = (Layers if way in LAYERED else Net)().double()
     reference = copy.deepcopy(model)
@@ -217,7 +218,9 @@ def rank_trains_as_one(way, branches="both", scaler=False, weighed=False):
         model.with_bagua([optimizers[0]], GradientAllReduceAlgorithm()).bagua_ddp.close()  # and it weighs nothing more
     model.with_bagua([optimizers[0]], GradientAllReduceAlgorithm())
     scale = torch.amp.GradScaler("cpu", init_scale=64.0) if scaler else None
-    (count, mine), parts = readers(way), 2 if weighed else 1
+    (count, mine), parts = readers(way), 2 if weighed or keeps else 1
+    if method:
+        register_fsdp_forward_method(model, "outputs")
     for step in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -226,7 +229,13 @@ def rank_trains_as_one(way, branches="both", scaler=False, weighed=False):
             if parts > 1:
                 current().weigh_batch(weight_of(mine, part, weighed))
                 model.set_requires_gradient_sync(part == 1)
-            loss = loss_of(model, inputs_of(mine, step + 50 * part, type(reference)), USED[branches](mine))
+            if keeps:
+                model.set_reshard_after_backward(part == 1)
+            loss = loss_of(
+                model.outputs if method else model,
+                inputs_of(mine, step + 50 * part, type(reference)),
+                USED[branches](mine),
+            )
             with model.bagua_ddp.no_sync() if part < parts - 1 else contextlib.nullcontext():
                 (loss if scale is None else scale.scale(loss * (math.inf if step == 2 and mine == 0 else 1))).backward()
         if scale is None:
@@ -259,6 +268,8 @@ def island_of(pools, ranks, of=2):
         ("frozen", {}),
         ("kept", {}),
         ("ignored", {"branches": "one rank"}),
+        ("plain", {"weighed": True, "method": True}),
+        ("plain", {"keeps": True}),
         ("half_precision", {}),
         ("offloaded", {}),
         ("inner_alone", {}),
@@ -274,9 +285,9 @@ def test_trains_as_one_process(pools, way, options):
     assert max(found) < 1e-9, found
 
 
-@pytest.mark.parametrize("way", ["hybrid", "inner_alone", "both"])
-def test_meshes_of_two_dimensions(pools, way):
-    found = island_of(pools, 8, 4).run(rank_trains_as_one, way=way)
+@pytest.mark.parametrize(("way", "keeps"), [("hybrid", False), ("inner_alone", False), ("both", False), ("both", True)])
+def test_meshes_of_two_dimensions(pools, way, keeps):
+    found = island_of(pools, 8, 4).run(rank_trains_as_one, way=way, keeps=keeps)
     assert max(found) < 1e-9, found
 
 
