@@ -70,6 +70,7 @@ class ReplicaCheck:
         shared = {name for name, _ in shared_state(model.module, model.parameters_to_ignore)}  # others are a rank's own
         parameters = {name: one for name, one in model.module.named_parameters() if name in shared and _adds_up(one)}
         self._names = list(parameters)
+        self._divided = model.is_sharded
         self._eps = torch.tensor([_eps(one.dtype) for one in parameters.values()], dtype=torch.float64, device="cpu")
         self._norms = torch.zeros_like(self._eps)  # the largest so far: what a step rounds off does not shrink later
         self._told: set[str] = set()
@@ -79,7 +80,8 @@ class ReplicaCheck:
         BaguaError, on all ranks, if they differ and that is to end the job."""
         self.exchanges += 1
         due = self.exchanges in FIRST or self.exchanges % EVERY == 0
-        if not (due and comparable and self._names) or self._setting is CheckReplicas.off:
+        # Ranks of an island that have no element of any parameter vote with the others.
+        if not (due and comparable and (self._names or self._divided)) or self._setting is CheckReplicas.off:
             return
         if self._runner.everyone.nranks() == 1:
             return
@@ -159,7 +161,8 @@ def _checksums(parameters: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor,
     device = next((pair.device for pair in pairs if pair is not None), torch.device("cpu"))
     gone = torch.full((2,), torch.nan, dtype=torch.float64, device=device)
     # All devices of a model are one: the host waits for it once.
-    sums, norms = torch.stack([gone if pair is None else pair.to(device) for pair in pairs]).cpu().unbind(1)
+    found = torch.cat([gone if pair is None else pair.to(device) for pair in pairs]) if pairs else gone[:0]
+    sums, norms = found.cpu().view(-1, 2).unbind(1)
     return sums.nan_to_num(NOT_FINITE, NOT_FINITE, NOT_FINITE), norms.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -193,7 +196,8 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 def _adds_up(parameter: torch.Tensor) -> bool:
     """Returns True if it has a checksum: values of its own in memory of its own."""
-    plain = type(parameter.data) is torch.Tensor and parameter.layout is torch.strided
+    parameter = local_part(parameter).detach()
+    plain = type(parameter) is torch.Tensor and parameter.layout is torch.strided
     return plain and not (parameter.is_meta or parameter.is_quantized or parameter.numel() == 0)
 
 

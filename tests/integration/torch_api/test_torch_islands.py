@@ -11,7 +11,9 @@ from torch.distributed.algorithms.join import Join
 from training_scenarios.support import shard, whole_parameters
 
 import bagua.torch_api as bagua
+from bagua.base import replica_check
 from bagua.base.algorithm_choice import NAMES
+from bagua.base.errors import BaguaError
 from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
@@ -258,6 +260,27 @@ def test_buckets_of_which_a_rank_has_nothing(pools, text):
 
 
 def rank_is_refused(case):
+def rank_drifts():
+    """The words of the error when parts of one island differ."""
+    model = shard(net(torch.float32))
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=1e-3)])
+    try:
+        if bagua.get_island() == 1:
+            for parameter in model.parameters():
+                parameter.detach().to_local().add_(1.0)
+        model(torch.ones(2, 7)).sum().backward()
+    except BaguaError as error:
+        return str(error)
+    finally:
+        model.bagua_ddp.close()
+    return ""
+
+
+def test_islands_that_drift_apart_are_found(pools):
+    found = pools([0, 1, 2, 3], environment={**ISLANDS, replica_check.VARIABLE: "error"}).run(rank_drifts)
+    assert all("Replicas have drifted apart" in words and "[BG617]" in words for words in found), found
+
+
     """The words of the error."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
