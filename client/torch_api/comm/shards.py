@@ -151,6 +151,16 @@ def ranks_of(parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(whole.device_mesh.mesh.flatten().tolist())) if is_shard(whole) else ()
 
 
+def even_share(parameter: torch.Tensor) -> int:
+    """Elements of a parameter on each rank if all had as many: the same number on all ranks of an island."""
+    whole: Any = whole_of(parameter)
+    elements: int = whole.numel()
+    if is_shard(whole):
+        for at, cut in enumerate(divisions(whole)):
+            elements = elements if cut is None else -(-elements // whole.device_mesh.size(at))
+    return elements
+
+
 def division_words(parameter: torch.Tensor) -> str:
     """Says among how many ranks a parameter is divided, and copied: `` of 2``, `` of 4 x 2``; empty for a whole one."""
     whole: Any = whole_of(parameter)

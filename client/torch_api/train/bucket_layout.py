@@ -13,7 +13,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.shards import division_words
+from bagua.torch_api.comm.shards import division_words, even_share
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.session import Session
@@ -218,7 +218,7 @@ class ModelBuckets:
 
     def default_groups(self) -> list[list[torch.Tensor]]:
         """Groups tensors by their bytes."""
-        total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+        total = sum(even_share(tensor) * tensor.element_size() for tensor in self._tensors)
         size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
         on_device = self._runner.on_device
