@@ -218,6 +218,28 @@ def fsdp_units(module: torch.nn.Module) -> list[Any]:
     return [one for one in module.modules() if isinstance(one, kind)]
 
 
+class AfterGather:
+    """Calls ``hook(unit)`` when a unit of FSDP has put whole parameters in the places of parts, for a forward pass or
+    for a method of ``register_fsdp_forward_method``, until it is removed."""
+
+    def __init__(self, unit: Any, hook: Callable[[torch.nn.Module], None]) -> None:
+        self._handle = unit.register_forward_pre_hook(lambda module, _: hook(module))
+        # Methods run no hooks of modules. They look this one up, private to torch, which a test watches.
+        self._state = state = unit._get_fsdp_state()
+        own = state._pre_forward
+
+        def gather(module: torch.nn.Module, *inputs: Any) -> Any:
+            found = own(module, *inputs)
+            hook(module)
+            return found
+
+        state._pre_forward = gather
+
+    def remove(self) -> None:
+        self._handle.remove()
+        del self._state._pre_forward
+
+
 def show_parts(module: torch.nn.Module) -> None:
     """Brings the parameters of FSDP's units back to parts. After a forward pass without a backward pass, and inside of
     one, whole ones stand in their places."""

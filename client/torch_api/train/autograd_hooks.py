@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.torch_api.comm.shards import fsdp_units
+from bagua.torch_api.comm.shards import AfterGather, fsdp_units
 from bagua.torch_api.job.malloc import HeapTrimmer
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
@@ -137,7 +137,7 @@ class BackwardPasses:
             for one in self.parameters:
                 self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
             for unit in fsdp_units(self._model.module):  # which puts others in the place of its parameters in a pass
-                self._weight_hooks.append(unit.register_forward_pre_hook(self._weigh_whole))
+                self._weight_hooks.append(AfterGather(unit, self._weigh_whole))
 
     def remove_weights(self) -> None:
         """Removes the hooks of ``install_weights``, which installs none before there are ``parameters`` again."""
@@ -155,7 +155,7 @@ class BackwardPasses:
             self._begin()
         return None if self._weight == 1.0 else gradient * self._weight
 
-    def _weigh_whole(self, unit: torch.nn.Module, _: Any) -> None:
+    def _weigh_whole(self, unit: torch.nn.Module) -> None:
         """Weighs gradients of the whole parameters that a unit of FSDP computes with, which stay the same tensors."""
         for one in unit.parameters():
             if one.requires_grad and one not in self._weighed:
