@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from bagua.algorithms.codec import Codec
 from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.shards import is_shard
 from bagua.torch_api.cuda.connection import CudaPlace
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
@@ -68,8 +69,11 @@ def check_tensor(carried: Carried, name: str = "tensor") -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(carried).__name__}: pass a torch.Tensor. [BG401]")
     # The usual case first: all other checks explain why it is not so.
-    if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:
+    divided = type(tensor) is not torch.Tensor and is_shard(tensor)
+    if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided and not divided:
         return tensor
+    if divided:
+        raise TypeError(f"{name} is divided among ranks: pass {name}.full_tensor() or {name}.to_local(). [BG401]")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is sparse ({tensor.layout}): pass {name}.to_dense(). [BG401]")
     if tensor.dtype.is_complex:

@@ -260,7 +260,6 @@ def test_buckets_of_which_a_rank_has_nothing(pools, text):
     assert_alike(pools([0, 1], [2, 3], environment=environment).run(rank_trains, text=text, dtype="float32"))
 
 
-def rank_is_refused(case):
 def rank_drifts():
     """The words of the error when parts of one island differ."""
     model = shard(net(torch.float32))
@@ -282,6 +281,7 @@ def test_islands_that_drift_apart_are_found(pools):
     assert all("Replicas have drifted apart" in words and "[BG617]" in words for words in found), found
 
 
+def rank_is_refused(case):
     """The words of the error."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -311,6 +311,10 @@ def test_islands_that_drift_apart_are_found(pools):
         if case == "join":
             with Join([model.bagua_ddp]):
                 model(torch.ones(2, 7))
+        if case == "the original's checkpoint":
+            bagua.checkpoint.save_checkpoint(1, "/nonexistent", model)
+        if case == "a part in a primitive":
+            bagua.allreduce_inplace(next(model.parameters()).detach())
         if case == "sharded afterwards":
             shard(model)
             model(torch.ones(2, 7)).sum().backward()
@@ -334,11 +338,9 @@ def test_islands_that_drift_apart_are_found(pools):
         ("another mesh on an island", "rank 2 of island 1 has 0.weight float32 divided as"),
         ("a layer whole on an island", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
         ("an island not sharded", "rank 2 of island 1 has 0.weight float32 [33, 7]"),
+        ("the original's checkpoint", "A file holds one rank's parts of a sharded model"),
+        ("a part in a primitive", "pass tensor.full_tensor()"),
         ("join", "ranks of an island run the same passes"),
-        if case == "the original's checkpoint":
-            bagua.checkpoint.save_checkpoint(1, "/nonexistent", model)
-        if case == "a part in a primitive":
-            bagua.allreduce_inplace(next(model.parameters()).detach())
         ("sharded afterwards", "was divided among ranks after with_bagua"),
     ],
 )
@@ -362,8 +364,6 @@ def rank_begins(own_group=""):
 
 
 def test_a_mesh_that_leaves_the_island_is_refused(ranks, tmp_path):
-        ("the original's checkpoint", "A file holds one rank's parts of a sharded model"),
-        ("a part in a primitive", "pass tensor.full_tensor()"),
     found = ranks.run(rank_begins, 4, environment=ISLANDS, own_group=str(tmp_path / "group"))
     assert len(set(found)) == 1 and "0.weight is divided among ranks [0, 1, 2, 3] of 4" in found[0], found
 
