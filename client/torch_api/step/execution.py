@@ -41,13 +41,18 @@ class Undo(Protocol):
 class Execution:
     """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
 
-    ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run.
+    In an elastic job it ``holds`` back what a plan can't do twice: all that follows the last step that communicates. A
+    run is in one of these states, which flags tell:
 
-    In an elastic job it ``holds`` back what a plan can't do twice, which is all that follows the last step that
-    communicates. ``arrived``: that is over, and ``conclude`` is to be called. ``lost``: members have changed since the
-    start, or before it. Then it is to be started again: ``rewind``; but for one that had arrived, and that other
-    members have committed: ``conclude``. ``ended``: the generation in which it was to start has ended, and the next one
-    has not been entered since.
+        a run                                    flags                  ends with
+        none                                                            start
+        is under way                             started                advance, until it returns False
+        has come to the last step, and holds     arrived                conclude
+        was cut off: members have changed        started, lost          rewind, and start
+        was cut off after its last step          arrived, lost          rewind; conclude where others have committed it
+        could not begin: its generation is over  started, lost, ended   rewind, once the next one is entered
+
+    ``starts``: how many runs have begun. ``single``: the only operation of a run.
     """
 
     __slots__ = (
