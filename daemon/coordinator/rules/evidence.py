@@ -196,8 +196,8 @@ def begins_anew(job: JobRecord, now: float, options: Options) -> bool:
 
 
 def progressed(job: JobRecord, now: float, options: Options) -> bool:
-    """True if a step was made since the first of the stalls, or since newcomers entered: whoever begins another
-    backward pass has committed the one before. Programs that have no model of ours tell of no passes: they have a
-    time."""
+    """True if a step was made since the first of the stalls, or since newcomers entered. Whoever begins another
+    backward pass has committed the one before; the first after a stall is no sign, as a rank may have stood between
+    two. Programs that have no model of ours tell of no passes: they have a time."""
     late = now >= job.placed_clock + options.stall_s + job.patience_s
     return late or job.passes > job.stalled_passes

@@ -139,7 +139,7 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     plan = Plan.PLANNED if _only_newcomers(job, evidence) else Plan.AT_ONCE
     if plan is Plan.PLANNED:
         step = survivors(job, (), now, newcomers_stay=True)
-    stalled, accusations = job.passes if anew else job.stalled_passes, (*links, *restarts)
+    stalled, accusations = job.passes + 1 if anew else job.stalled_passes, (*links, *restarts)
     step = replace(step, stalls=stalls, stalled_passes=stalled, accusations=accusations, plan=plan)
     return replace(step, reason=_reason(job, words, step)), None
 
@@ -176,7 +176,10 @@ def _leave_out(job: JobRecord, evidence: Evidence, lost: dict[str, str], now: fl
         until = now + min(options.mend_s * 2.0 ** min(before, 30), options.most_rejoin_s)
         entries.append((host.node_id, host.boot_id, until))
     step = _without(job, replace(evidence, lost=lost), now)
-    return replace(step, put_out=tuple(entries)) if isinstance(step, Regroup) else step
+    if not isinstance(step, Regroup):
+        return step
+    # The wrong one may have gone: the rest has had its first stall, and makes a step before anybody joins.
+    return replace(step, put_out=tuple(entries), stalls=1, stalled_passes=job.passes + 1)
 
 
 def _only_newcomers(job: JobRecord, evidence: Evidence) -> bool:
