@@ -139,7 +139,7 @@ class ElasticWorld(ElasticCommunicator):
 def _put(result: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     def commit() -> None:
         # Torch refuses to write a tensor of inference mode outside of it.
-        with torch.inference_mode(target.is_inference()), torch.no_grad():
+        with torch.inference_mode() if target.is_inference() else torch.no_grad():
             target.copy_(result)
 
     return commit

@@ -50,7 +50,7 @@ class Unit:
     """One exchange that counts on all members or on none (``ledger.py``), as a block that is entered again after a
     loss:
 
-        unit = units.unit(scope, members)
+        unit = Unit(units, scope, members)
         while True:
             with unit:  # a loss ends the block, and the next generation is entered
                 if unit.repeated:
@@ -65,8 +65,34 @@ class Unit:
     this one is a part of that.
     """
 
-    def __init__(self, units: Units, scope: int, members: Callable[[], Members], ends_early: bool, steps: bool) -> None:
-        """See ``Units.unit``."""
+    __slots__ = (  # one is made for each operation
+        "_before",
+        "_begun",
+        "_comm",
+        "_ends_early",
+        "_generation",
+        "_members",
+        "_part",
+        "_scope",
+        "_stays",
+        "_steps",
+        "_units",
+        "mark",
+        "repeated",
+        "settled",
+    )
+
+    def __init__(
+        self,
+        units: Units,
+        scope: int,
+        members: Callable[[], Members],
+        ends_early: bool = False,
+        steps: bool = False,
+    ) -> None:
+        """``members``: who takes part, asked when it is voted on. ``ends_early``: the ``flags`` have been sent, or may
+        be before the vote; the same on all members. ``steps``: it is a training step, with which the batches of
+        samplers are used."""
         self._units = units
         self._scope = scope
         self._members = members
@@ -255,12 +281,6 @@ class Units:
         self._in_step.discard(model)
         self._out_of_step.pop(model, None)
 
-    def unit(self, scope: int, members: Callable[[], Members], ends_early: bool = False, steps: bool = False) -> Unit:
-        """The next unit of this scope, for this thread. ``members``: who takes part, asked when it is voted on.
-        ``ends_early``: the ``flags`` have been sent, or may be before the vote; the same on all members. ``steps``: it
-        is a training step, with which the batches of samplers are used."""
-        return Unit(self, scope, members, ends_early, steps)
-
     def together(
         self,
         scope: int,
@@ -271,7 +291,7 @@ class Units:
     ) -> T:
         """Runs ``attempt`` as a unit, and returns what it returned. ``again`` is called before it runs once more,
         ``show`` when it counts."""
-        unit = self.unit(scope, members)
+        unit = Unit(self, scope, members)
         while True:
             with unit:
                 if unit.repeated:
