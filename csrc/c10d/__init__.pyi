@@ -35,3 +35,10 @@ def allocations() -> int:
 
 def can_read(process: int, address: int, nonce: int) -> bool:
     """True if this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""
+
+def keep_blocks() -> None:
+    """From now on torch's memory on the CPU from 1 MiB on is kept when it is freed, for the next tensor of about
+    that size. Memory in use and kept is never more than was in use at once before. Again: does nothing."""
+
+def block_bytes() -> tuple[int, int, int]:
+    """Bytes of such memory: in use, kept, and the most that were in use at once. Zeros before ``keep_blocks``."""

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "c10d/backend.h"
+#include "c10d/kept_blocks.h"
 
 namespace py = pybind11;
 
@@ -86,6 +87,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("generation"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"), py::arg("processes"));
   module.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"));
   module.def("allocations", &BaguaBackend::allocations);
+  module.def("keep_blocks", &keep_blocks);
+  module.def("block_bytes", [] {
+    const BlockBytes bytes = block_bytes();
+    return py::make_tuple(bytes.used, bytes.kept, bytes.most);
+  });
   module.def("can_read", &can_read, py::arg("process"), py::arg("address"), py::arg("nonce"));
 }
 
