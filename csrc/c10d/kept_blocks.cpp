@@ -26,8 +26,8 @@ class KeptBlocks final : public c10::Allocator {
     std::unique_lock<std::mutex> lock(mutex_);
     Block block = take(bytes);
     if (!block.memory) {
-      bytes_.most = std::max(bytes_.most, bytes_.used + bytes);
-      while (bytes_.used + bytes_.kept + bytes > bytes_.most) drop_oldest(&out);
+      const size_t most = std::max(bytes_.most, bytes_.used + bytes);  // it counts once the kernel has given it
+      while (bytes_.used + bytes_.kept + bytes > most) drop_oldest(&out);
       lock.unlock();
       out.clear();
       block = {own_->allocate(bytes), bytes};

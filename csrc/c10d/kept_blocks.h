@@ -1,7 +1,8 @@
 // Large blocks of torch's CPU memory, kept when they are freed for the next one of about the same size.
 //
-// FSDP gathers and frees each of its units in every pass. Blocks that go back to the kernel are faulted in again page by
-// page, which takes as long as some models compute; in the heap they leave holes, until it is several times the model.
+// FSDP gathers and frees each of its units in every pass. Blocks that go back to the kernel are faulted in again page
+// by page, which takes as long as some models compute; in the heap they leave holes, until it is several times the
+// model.
 #pragma once
 
 #include <cstddef>

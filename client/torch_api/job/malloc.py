@@ -1,5 +1,4 @@
-"""Sets glibc's allocator for training: temporaries of a step stay mapped between steps, and are not faulted in again
-page by page. Holes that nothing uses are given back."""
+"""Sets glibc's and torch's allocators for training, and gives holes of the heap that nothing uses back."""
 
 from __future__ import annotations
 
@@ -9,19 +8,10 @@ import os
 import time
 
 from bagua import csrc
-from bagua.base import islands
+from bagua.base import islands, malloc
 from bagua.torch_api.job import environment
 
 LOG = logging.getLogger("bagua")
-# (parameter of mallopt, environment variable, value); a node daemon starts its ranks with these variables
-SETTINGS = (
-    (-3, "MALLOC_MMAP_THRESHOLD_", 1 << 30),  # larger blocks would be unmapped as soon as they are free
-    (-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),  # the end of the heap is not given back by itself: see HeapTrimmer
-    (-2, "MALLOC_TOP_PAD_", 16 << 20),  # the heap grows by so much at once
-)
-# Units that FSDP gathers and frees leave holes in a heap, until it is larger than the whole model. Blocks of their own
-# leave none, and are kept for the next unit of that size: csrc/c10d/kept_blocks.h.
-OF_ISLANDS = ((-3, "MALLOC_MMAP_THRESHOLD_", 1 << 20),)
 
 
 def keep_memory() -> None:
@@ -31,15 +21,14 @@ def keep_memory() -> None:
     libc = _glibc()
     if libc is None:
         return
-    alone = islands.size_in(os.environ) == 1
-    if not alone:
+    if islands.size_in(os.environ) > 1:
         try:
             csrc.load_c10d().keep_blocks()
         except csrc.BuildError as error:
             LOG.warning("Memory of FSDP's units is faulted in anew in each step, which takes time: %s", error)
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):  # the user's own settings win
         return
-    for parameter, variable, value in SETTINGS if alone else OF_ISLANDS:
+    for parameter, variable, value in malloc.thresholds(os.environ):
         if variable not in os.environ:
             libc.mallopt(parameter, value)
 

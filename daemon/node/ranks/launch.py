@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bagua.base import islands, net_plugin
+from bagua.base import islands, malloc, net_plugin
 from bagua.base.errors import ConfigError
 from bagua.base.secrets import read_private
 from bagua.daemon.node.rules.job_specification import JobSpecification, Program
@@ -18,14 +18,6 @@ _DEFAULTS = {
     "PYTHONFAULTHANDLER": "1",  # a crash by a signal says where it was
     "PYTHONBREAKPOINT": "bagua.base.debugging.stop",
 }
-_KEEPS_MEMORY = {
-    # glibc: temporaries of a step stay mapped between steps, instead of being faulted in again page by page
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-    "MALLOC_TOP_PAD_": str(16 << 20),
-}
-# Ranks of islands: units that FSDP gathers and frees leave holes in a heap, until it is larger than the whole model.
-_GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 class LaunchError(RuntimeError):
@@ -69,8 +61,8 @@ def environment(
     place = spec.place(member)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
     inherited = {key: value for key, value in base.items() if key != "PYTHONSAFEPATH"}
-    malloc = _KEEPS_MEMORY if islands.size_in(spec.program.env) == 1 else _GIVES_BACK
-    env = {**_DEFAULTS, **malloc, **inherited, **spec.program.env, **secrets}
+    memory = {variable: str(value) for _, variable, value in malloc.thresholds(spec.program.env)}
+    env = {**_DEFAULTS, **memory, **inherited, **spec.program.env, **secrets}
     if islands.VARIABLE not in spec.program.env:  # one of the daemon's own: the coordinator would not know of islands
         env.pop(islands.VARIABLE, None)
     if place.local_size > 1:

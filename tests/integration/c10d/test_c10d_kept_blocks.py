@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 MIB = 1 << 20
 
 
@@ -53,6 +55,9 @@ def check_kept():
     small = torch.empty(1000)
     assert native.block_bytes()[0] == 8 * MIB
     del other, small
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        torch.empty(1 << 50)
+    assert native.block_bytes() == (0, 0, 8 * MIB)  # what was kept is given back first
     for _ in blocks((MIB // 4, MIB // 2, MIB, 1000), seed=1):
         used, kept, most = native.block_bytes()
         assert used + kept <= most
