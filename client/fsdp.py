@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ FAR = 0.25  # a difference of this share of the weights is no small step: they w
 # torch 2.13 has new names.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+_COMPRESSED = weakref.WeakSet[torch.nn.Module]()  # units whose collectives are ours, so that None puts back what was
 _SAME, _MOVED, _REPLACED = range(3)  # what became of a shard since the last gather
 
 
@@ -177,12 +179,20 @@ class State:
         self, name: str, unit: Any, layouts: _Layouts, gather: Codec | None, reduce: Codec | None, rotate: bool
     ) -> None:
         found = self._units[name] = {}
-        if gather is not None:
+        if gather is not None or unit in _COMPRESSED:
             found["gather"] = _AllGather(name, layouts, gather)
             unit.set_custom_all_gather(found["gather"])
-        if reduce is not None:
+        if reduce is not None or unit in _COMPRESSED:
             found["reduce"] = _ReduceScatter(name, layouts, reduce, _rotation() if rotate else None)
             unit.set_custom_reduce_scatter(found["reduce"])
+        _COMPRESSED.add(unit)
+
+    def forget_gradients(self) -> None:
+        """What messages of gradients have lost so far is not added to later ones: for the gradients of a step that is
+        thrown away. Ranks need not agree."""
+        for made in self._units.values():
+            if "reduce" in made:
+                made["reduce"].held = {}
 
     def state_dict(self) -> dict[str, dict[str, dict[str, torch.Tensor]]]:
         """{unit: {"gather" or "reduce": {name: tensor}}}, in the memory that training goes on with."""
@@ -209,7 +219,8 @@ class _Encoded:
 
     _layout: _Layout  # that of the first collective
 
-    def __init__(self, unit: str, layouts: _Layouts, codec: Codec) -> None:
+    def __init__(self, unit: str, layouts: _Layouts, codec: Codec | None) -> None:
+        """``codec``: None: all travels as it is."""
         self._unit, self._layouts, self._codec = unit, layouts, codec
         self.held: dict[str, torch.Tensor] = {}
 
@@ -219,6 +230,8 @@ class _Encoded:
     def _takes(self, group: distributed.ProcessGroup, tensor: torch.Tensor) -> bool:
         """False inside of a host, and for another group: the smaller one of ``reshard_after_forward=N``. Raises
         ConfigError where it can't encode, on all ranks."""
+        if self._codec is None:
+            return False
         if not hasattr(self, "_layout"):
             self._layout = self._layouts.of(self._unit, group, tensor)
         if not (self._layout.hosts > 1 and self._layout.is_of(group)):
@@ -238,6 +251,7 @@ class _Encoded:
     ) -> None:
         """Exchanges ``count`` elements. ``encode`` begins the exchange of a piece, and returns where its messages will
         lie, [hosts, bytes], with the work that is under way."""
+        assert self._codec is not None
         under_way = []
         for begin in range(0, count, PIECE):
             piece = slice(begin, min(begin + PIECE, count))
@@ -265,6 +279,7 @@ class _AllGather(_Encoded):
     ) -> Any:
         if not self._takes(group, input_tensor):
             return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        assert self._codec is not None
         layout, own = self._layout, input_tensor
         rows = output_tensor.view(layout.hosts, layout.each, own.numel())
         if self._codec.error_feedback:
@@ -276,7 +291,11 @@ class _AllGather(_Encoded):
                     self.held = {"weights": rows[:, layout.place].clone(), "sent": own.clone()}
                 return None
             if change == _MOVED:
-                self._exchange(own, self.held["weights"])
+                try:
+                    self._exchange(own, self.held["weights"])
+                except BaseException:  # some hosts may have a difference that others lack: next they travel whole
+                    self.held = {}
+                    raise
                 self.held["sent"].copy_(own)
             weights = self.held["weights"]
         else:
@@ -290,6 +309,9 @@ class _AllGather(_Encoded):
         return None
 
     def _change(self, own: torch.Tensor) -> int:
+        shape = (self._layout.hosts, own.numel())
+        if self.held and (self.held["weights"].shape != shape or self.held["sent"].dtype != own.dtype):
+            self.held = {}  # of a checkpoint with other ranks or another dtype
         if not self.held or torch.equal(own, self.held["sent"]):
             return _SAME if self.held else _REPLACED
         # Weights with NaN are replaced, too: no difference leads away from one.
@@ -311,7 +333,7 @@ class _AllGather(_Encoded):
             return messages, work
 
         def decode(transcoder: Transcoder, piece: slice, messages: torch.Tensor) -> None:
-            decoded = torch.empty(piece.stop - piece.start)
+            decoded = torch.empty(piece.stop - piece.start, dtype=torch.float32)
             for host in layout.others:
                 transcoder.decode(messages[host], decoded)
                 weights[host, piece].add_(decoded)
@@ -323,7 +345,7 @@ class _ReduceScatter(_Encoded):
     """FSDP's reduce-scatter. With error feedback it holds "lost", [hosts - 1, shard], float32: what the messages to
     each other host have lost, turned as they are."""
 
-    def __init__(self, unit: str, layouts: _Layouts, codec: Codec, rotation: torch.Tensor | None) -> None:
+    def __init__(self, unit: str, layouts: _Layouts, codec: Codec | None, rotation: torch.Tensor | None) -> None:
         super().__init__(unit, layouts, codec)
         self._rotation = rotation
 
@@ -337,6 +359,7 @@ class _ReduceScatter(_Encoded):
     ) -> Any:
         if not self._takes(group, input_tensor) or op not in (ReduceOp.SUM, ReduceOp.AVG):
             return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        assert self._codec is not None
         layout, count = self._layout, output_tensor.numel()
         sums = input_tensor.view(layout.hosts, -1)
         if layout.each > 1:
@@ -344,8 +367,11 @@ class _ReduceScatter(_Encoded):
             for row, of_host in zip(rows, sums, strict=True):
                 _reduce_scatter(of_host, row, op=ReduceOp.SUM, group=layout.inside)
         # FSDP reduces parameters that have gradients alone: others in this step, and what was lost is not theirs.
-        if self._codec.error_feedback and (not self.held or self.held["lost"].size(1) != count):
-            self.held = {"lost": torch.zeros(layout.hosts - 1, count)}
+        shape = (layout.hosts - 1, count)
+        if not self._codec.error_feedback:
+            self.held = {}
+        elif not self.held or self.held["lost"].shape != shape:
+            self.held = {"lost": torch.zeros(shape, dtype=torch.float32)}
         lost = self.held.get("lost")
         scale = 1.0 if op == ReduceOp.SUM else 1.0 / len(layout.ranks)
 
@@ -362,7 +388,7 @@ class _ReduceScatter(_Encoded):
             if self._rotation is None:
                 transcoder.add(arrived, result, scale)
             else:
-                others = torch.zeros(result.numel())
+                others = torch.zeros(result.numel(), dtype=torch.float32)
                 transcoder.add(arrived, others)
                 result = (result + _turned(others, self._rotation.t())) * scale
             output_tensor[piece].copy_(result)
@@ -373,8 +399,8 @@ class _ReduceScatter(_Encoded):
 
 def _rotation() -> torch.Tensor:
     """A Hadamard matrix of one block of "int4", with random signs and a determinant of 1 or -1."""
-    signs = torch.randint(2, (BLOCK,), generator=torch.Generator().manual_seed(BLOCK)) * 2.0 - 1
-    made = torch.ones(1, 1)
+    signs = torch.randint(2, (BLOCK,), generator=torch.Generator().manual_seed(BLOCK)) * 2 - 1
+    made = torch.ones(1, 1, dtype=torch.float32)
     while len(made) < BLOCK:
         made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
     turned: torch.Tensor = signs[:, None] * made / BLOCK**0.5

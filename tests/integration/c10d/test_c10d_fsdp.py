@@ -249,7 +249,7 @@ def check_resumed():
 def check_options():
     """Other dtypes, and ways to shard, each beside the same without few bits."""
     half = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    cases = [{"reshard_after_forward": False}, {"mp_policy": half}, {"dtype": torch.float64}]
+    cases = [{"reshard_after_forward": False}, {"mp_policy": half}, {"dtype": torch.float64}, {"default": True}]
     if dist.get_world_size() == 4:
         cases.append({"reshard_after_forward": 2})
         # Each of two replicas has a rank on each host.
@@ -257,10 +257,53 @@ def check_options():
     for options in cases:
         print(f"case {options}", flush=True)
         dtype = options.pop("dtype", torch.float32)
+        torch.set_default_dtype(torch.float64 if options.pop("default", False) else torch.float32)
         model, theirs = network(dtype), shard(network(dtype), **options)
         fsdp.compress(shard(model, **options))
         check_close(train(model, sgd(model), 20), train(theirs, sgd(theirs), 20))
         check_alike(used(model))
+    torch.set_default_dtype(torch.float32)
+
+
+def check_interrupted():
+    """A gather that ended by an exception leaves no difference behind that some hosts have alone."""
+    model = network()
+    state = fsdp.compress(shard(model))
+    train(model, sgd(model), 3)
+
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp._Encoded, "_pieces", cut)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            loss_of(model, 3)
+    assert "gather" not in state.state_dict()["0"]
+
+
+def check_turned_off():
+    """None puts back what was, and losses of other ranks' numbers are left out."""
+    model, theirs = network(), network()
+    optimizer, its = sgd(model := shard(model)), sgd(theirs := shard(theirs))
+    state = fsdp.compress(model)
+    assert away(train_whole(model, optimizer, 0), train_whole(theirs, its, 0)) > 0
+    foreign = copy.deepcopy(state.state_dict())
+    for held in foreign.values():
+        held["reduce"]["lost"] = torch.ones(3, held["reduce"]["lost"].size(1))
+        held["gather"]["weights"] = held["gather"]["weights"].repeat(3, 1)
+    state.load_state_dict(foreign)
+    train(model, optimizer, 1, first=1)
+    state.forget_gradients()
+    assert all("reduce" not in held for held in state.state_dict().values())
+    fsdp.compress(model, None, None)
+    theirs.load_state_dict(model.state_dict())
+    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert equal(train_whole(model, optimizer, 2), train_whole(theirs, its, 2))
+
+
+def train_whole(model, optimizer, step):
+    train(model, optimizer, 1, first=step)
+    return whole(model)
 
 
 class Branches(nn.Module):
@@ -313,7 +356,7 @@ def check_refused():
 
 CHECKS = {
     "2 x 1": (TWO_HOSTS, (check_replaced, check_resumed, check_refused, check_off, check_feedback, check_unchanged)),
-    "2 x 1, more": (TWO_HOSTS, (check_other_parameters,)),
+    "2 x 1, more": (TWO_HOSTS, (check_other_parameters, check_turned_off, check_interrupted)),
     "2 x 2": (TWO_BY_TWO, (check_feedback, check_resumed, check_options)),
 }
 
