@@ -24,6 +24,7 @@ PROGRAMS = {
     "elastic_cost.py --shapes 1x2,2x1 --steps 15 --turn 5": 3,
     "elastic_pauses.py --times 1 --megabytes 4 --ranks 2 --hosts 2": 9,
     "fused_steps.py --tensors 5 --elements 7 --steps 2": 10,
+    "island_steps.py --ranks 4 --width 16 --layers 2 --rounds 1": 4,
     "moe.py --nproc-per-node 2 --tokens 8 --width 4 --experts none,ffn --rounds 1 --turn 0": 4,
     "startup.py --rounds 1 --no-cold": 8,
     "tiny_steps.py --steps 10 --nproc-per-node 2 --only gradient_allreduce": 1,
