@@ -19,5 +19,5 @@ _ISLANDS = ((-3, "MALLOC_MMAP_THRESHOLD_", 1 << 20),)
 
 
 def thresholds(variables: Mapping[str, str]) -> tuple[tuple[int, str, int], ...]:
-    """Those of a rank with these variables. Raises ConfigError for no size of islands."""
+    """Returns the thresholds of a rank with these variables. Raises ConfigError for no size of islands."""
     return _REPLICAS if islands.size_in(variables) == 1 else _ISLANDS

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <list>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace bagua::dist {
 
@@ -22,20 +23,19 @@ class KeptBlocks final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < kLeastBlock) return own_->allocate(bytes);
-    std::list<Block> out;  // freed without the lock
-    std::unique_lock<std::mutex> lock(mutex_);
-    Block block = take(bytes);
-    if (!block.memory) {
-      const size_t most = std::max(bytes_.most, bytes_.used + bytes);  // it counts once the kernel has given it
-      while (bytes_.used + bytes_.kept + bytes > most) drop_oldest(&out);
-      lock.unlock();
-      out.clear();
-      block = {own_->allocate(bytes), bytes};
-      lock.lock();
+    Block block;
+    std::list<Block> out;  // what goes back to the kernel, without the lock
+    {
+      const Lock lock(mutex_);
+      block = take(bytes);
+      if (!block.memory) make_room(bytes, &out);
     }
+    out.clear();
+    if (!block.memory) block = {own_->allocate(bytes), bytes};
+    void* const data = block.memory.get();
+    const Lock lock(mutex_);
     bytes_.used += block.bytes;
     bytes_.most = std::max(bytes_.most, bytes_.used);
-    void* const data = block.memory.get();
     used_.emplace(data, std::move(block));
     return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
@@ -44,11 +44,11 @@ class KeptBlocks final : public c10::Allocator {
 
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
   BlockBytes bytes() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     return bytes_;
   }
 
@@ -61,7 +61,7 @@ class KeptBlocks final : public c10::Allocator {
   static void give_back(void* data);
 
   void keep(void* data) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto found = used_.find(data);
     if (found == used_.end()) return own_->raw_deleter()(data);  // a small one
     bytes_.used -= found->second.bytes;
@@ -72,7 +72,7 @@ class KeptBlocks final : public c10::Allocator {
 
   // The smallest block that is large enough, and hardly larger; of equal ones that which was freed last, as it is most
   // likely in the processor's cache.
-  Block take(size_t bytes) {
+  Block take(size_t bytes) REQUIRES(mutex_) {
     auto best = kept_.end();
     for (auto one = kept_.begin(); one != kept_.end(); ++one) {
       const bool fits = one->bytes >= bytes && one->bytes - bytes <= bytes / kWaste;
@@ -85,16 +85,20 @@ class KeptBlocks final : public c10::Allocator {
     return block;
   }
 
-  void drop_oldest(std::list<Block>* out) {
-    bytes_.kept -= kept_.front().bytes;
-    out->splice(out->end(), kept_, kept_.begin());
+  // Drops the oldest until there are, with the next block, no more than were in use at once.
+  void make_room(size_t bytes, std::list<Block>* out) REQUIRES(mutex_) {
+    const size_t most = std::max(bytes_.most, bytes_.used + bytes);
+    while (bytes_.used + bytes_.kept + bytes > most) {
+      bytes_.kept -= kept_.front().bytes;
+      out->splice(out->end(), kept_, kept_.begin());
+    }
   }
 
   c10::Allocator* const own_;
-  std::mutex mutex_;
-  std::unordered_map<void*, Block> used_;
-  std::list<Block> kept_;  // in the order in which they were freed
-  BlockBytes bytes_;
+  Mutex mutex_;
+  std::unordered_map<void*, Block> used_ GUARDED_BY(mutex_);
+  std::list<Block> kept_ GUARDED_BY(mutex_);  // in the order in which they were freed
+  BlockBytes bytes_ GUARDED_BY(mutex_);
 };
 
 KeptBlocks* made = nullptr;  // for ever: tensors may be freed at the very end of the process
