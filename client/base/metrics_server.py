@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.address import first_of_crowd, network_of
-from bagua.base.descriptors import SCARCE
+from bagua.base.system_limits import SCARCE
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

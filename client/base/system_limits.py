@@ -1,7 +1,9 @@
-"""Words for limits of the system that programs meet as an errno or a signal: processes, and shared memory."""
+"""Limits of the system that programs meet as an errno or a signal: file descriptors, processes, shared memory."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 from pathlib import Path
@@ -10,6 +12,33 @@ _PROCESSES = ("can't start new thread", "Resource temporarily unavailable", "no 
 _SHARED_MEMORY = ("Bus error", "unable to write to file </torch_", "unable to allocate shared memory", "/dev/shm")
 _NEARLY = 0.9  # of a limit that some have left since it was reached
 MIB = 1 << 20
+SCARCE = (errno.EMFILE, errno.ENFILE)  # No file descriptor is left: for this process, for the machine
+_MOST_FILES = 1 << 20  # where the system sets no limit
+
+
+def descriptor_words(error: OSError, who: str) -> str:
+    """``the keeper has no file descriptor left (its limit is 1024): raise it with …``; ``who`` is this process."""
+    if error.errno == errno.ENFILE:
+        return f"{who} gets no file descriptor: the machine has none left; raise fs.file-max"
+    import resource  # not on Windows, where the command line says that it wants Linux
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"{who} has no file descriptor left (its limit is {limit}): raise it with ulimit -n, or LimitNOFILE= of its "
+        "systemd unit"
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """The soft limit of open files becomes the hard one; returns it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system whose limit is lower than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup"), own: bool = True) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import uvicorn
 
 from bagua.base.address import join_address, split_address
-from bagua.base.descriptors import raise_descriptor_limit
 from bagua.base.errors import ConfigError
 from bagua.base.security import TlsFiles, check_listen_address, follow_files
+from bagua.base.system_limits import raise_descriptor_limit
 from bagua.client import Client, find_reach
 from bagua.dashboard.access import Access
 from bagua.dashboard.app import Dashboard

@@ -18,12 +18,12 @@ from grpc_reflection.v1alpha import reflection
 
 import bagua
 from bagua.base.address import join_address, split_address
-from bagua.base.descriptors import raise_descriptor_limit
 from bagua.base.errors import ConfigError
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.retention import parse_keep
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
+from bagua.base.system_limits import raise_descriptor_limit
 from bagua.daemon.coordinator.admin.settings import Settings
 from bagua.daemon.coordinator.admin.state_folder import StateFolder
 from bagua.daemon.coordinator.api.accounts_servicer import AccountServicer

@@ -30,12 +30,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.base.descriptors import SCARCE, descriptor_words
 from bagua.base.machine_clock import Standstill, boottime
 from bagua.base.memory_kills import MemoryWatch
 from bagua.base.notify import Notifier
 from bagua.base.parent_process import die_with_parent, environment_with_parent
-from bagua.base.system_limits import process_words
+from bagua.base.system_limits import SCARCE, descriptor_words, process_words
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes import proc
 from bagua.daemon.node.processes.groups import inside

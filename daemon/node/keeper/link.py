@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import bagua
-from bagua.base.descriptors import SCARCE
 from bagua.base.errors import ConfigError
+from bagua.base.system_limits import SCARCE
 from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes.proc import read_status

@@ -15,7 +15,7 @@ import resource
 import signal
 from collections.abc import Callable, Collection, Mapping
 
-from bagua.base.descriptors import SCARCE
+from bagua.base.system_limits import SCARCE
 from bagua.daemon.node.processes import proc
 
 MAX_FILES = 65536
