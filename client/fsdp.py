@@ -66,8 +66,7 @@ def compress(
 
     Returns the state of it, for checkpoints. Raises ConfigError for a model without units of FSDP2; ValueError and
     TypeError for codecs that can't be. FSDP alone knows its groups, so the first gather raises ConfigError for one over
-    another backend than "bagua", hosts with different numbers of ranks, and ranks that called
-    this with other codecs.
+    another backend than "bagua", hosts with different numbers of ranks, and ranks that called this with other codecs.
     """
     codecs = Codec.of(gather), Codec.of(reduce)
     if codecs[0] is not None and codecs[0].name in ("onebit", "topk") and not codecs[0].error_feedback:
@@ -185,11 +184,12 @@ class State:
         if reduce is not None or unit in _COMPRESSED:
             found["reduce"] = _ReduceScatter(name, layouts, reduce, _rotation() if rotate else None)
             unit.set_custom_reduce_scatter(found["reduce"])
-        _COMPRESSED.add(unit)
+        if found:
+            _COMPRESSED.add(unit)
 
     def forget_gradients(self) -> None:
-        """What messages of gradients have lost so far is not added to later ones: for the gradients of a step that is
-        thrown away. Ranks need not agree."""
+        """Forgets what messages of gradients have lost so far: call it when the gradients of a step are thrown away.
+        Ranks need not agree."""
         for made in self._units.values():
             if "reduce" in made:
                 made["reduce"].held = {}
@@ -227,21 +227,21 @@ class _Encoded:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def _takes(self, group: distributed.ProcessGroup, tensor: torch.Tensor) -> bool:
-        """False inside of a host, and for another group: the smaller one of ``reshard_after_forward=N``. Raises
-        ConfigError where it can't encode, on all ranks."""
+    def _codec_for(self, group: distributed.ProcessGroup, tensor: torch.Tensor) -> Codec | None:
+        """The codec. None where all travels as it is: inside of a host, and for another group, the smaller one of
+        ``reshard_after_forward=N``. Raises ConfigError where it can't encode, on all ranks."""
         if self._codec is None:
-            return False
+            return None
         if not hasattr(self, "_layout"):
             self._layout = self._layouts.of(self._unit, group, tensor)
         if not (self._layout.hosts > 1 and self._layout.is_of(group)):
-            return False
+            return None
         if not tensor.is_floating_point():
             raise ConfigError(
                 f"Unit {self._unit!r} has parameters of several dtypes, which FSDP exchanges as {tensor.dtype}: "
                 "compress() takes one in each unit. Shard the others as units of their own. [BG619]"
             )
-        return True
+        return self._codec
 
     def _pieces(
         self,
@@ -277,12 +277,12 @@ class _AllGather(_Encoded):
         group: distributed.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        if not self._takes(group, input_tensor):
+        codec = self._codec_for(group, input_tensor)
+        if codec is None:
             return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        assert self._codec is not None
         layout, own = self._layout, input_tensor
         rows = output_tensor.view(layout.hosts, layout.each, own.numel())
-        if self._codec.error_feedback:
+        if codec.error_feedback:
             change = torch.tensor([self._change(own)])
             distributed.all_reduce(change, ReduceOp.MAX, group)
             if change == _REPLACED:
@@ -357,9 +357,9 @@ class _ReduceScatter(_Encoded):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        if not self._takes(group, input_tensor) or op not in (ReduceOp.SUM, ReduceOp.AVG):
+        codec = self._codec_for(group, input_tensor)
+        if codec is None or op not in (ReduceOp.SUM, ReduceOp.AVG):
             return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        assert self._codec is not None
         layout, count = self._layout, output_tensor.numel()
         sums = input_tensor.view(layout.hosts, -1)
         if layout.each > 1:
@@ -368,7 +368,7 @@ class _ReduceScatter(_Encoded):
                 _reduce_scatter(of_host, row, op=ReduceOp.SUM, group=layout.inside)
         # FSDP reduces parameters that have gradients alone: others in this step, and what was lost is not theirs.
         shape = (layout.hosts - 1, count)
-        if not self._codec.error_feedback:
+        if not codec.error_feedback:
             self.held = {}
         elif not self.held or self.held["lost"].shape != shape:
             self.held = {"lost": torch.zeros(shape, dtype=torch.float32)}
