@@ -44,7 +44,7 @@ def recording() -> bool:
 
 
 class _Taken:
-    """Whether a model of this session is recorded: the first one is, and no other."""
+    """``taken``: a model of this session is recorded. The first one is, and no other."""
 
     def __init__(self, session: Session) -> None:
         self.taken = False

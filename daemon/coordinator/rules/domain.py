@@ -246,7 +246,7 @@ class JobRecord:
     stopping_clock: float = 0.0  # when its stop was decided
     stalls: int = 0  # how often, in a row, a generation was suspended without a step though nobody was lost
     passes: int = 0  # backward passes that some rank had begun, as far as is known
-    stalled_passes: int = 0  # and one more, when the first of the stalls was seen
+    stalled_passes: int = 0  # one more than ``passes`` was when the first of the stalls was seen
     # Pairs of nodes that could not talk in these generations; of one with itself: its daemon was started again.
     accusations: tuple[tuple[str, str], ...] = ()
     put_out: tuple[tuple[str, str, float], ...] = ()  # (node, run of its daemon, until when)

@@ -210,7 +210,7 @@ def test_a_link_that_drops_while_steps_are_made_harms_nobody():
 
 
 def test_a_rest_that_stalls_again_is_parted_at_once():
-    """Of two hosts that can't talk the healthy one may have gone."""
+    """The healthy one of two hosts that can't talk may have gone."""
     c = Cluster("abc")
     for _ in range(2):
         stall(c, "ab", passes=7)
@@ -294,8 +294,8 @@ def test_who_was_put_out_comes_back_later_and_later():
     assert pauses == [120, 240, 480, 960, 1920, 3600]
 
 
-def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall():
-    """Its switch restarts, hours later: nothing passes between any two hosts for a moment."""
+def come_back(passes):
+    """A job in which c was put out, and has joined again after so many passes."""
     c = Cluster("abc", most=3)
     for _ in range(2):
         stall(c, "bc", passes=7)
@@ -304,8 +304,14 @@ def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall():
     c.decide(120.0)
     c.says("c")
     c.ready("c")
-    c.says("a", entered=c.job.generation, passes=12)
+    c.says("a", entered=c.job.generation, passes=passes)
     c.enter(newcomers=True)
+    return c
+
+
+def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall():
+    """Its switch restarts, hours later: nothing passes between any two hosts for a moment."""
+    c = come_back(passes=12)
     stall(c, "ab", "bc", "ac", passes=14)
     assert (len(c.job.hosts), c.job.stalls) == (3, 1)
     c.enter()
@@ -315,16 +321,7 @@ def test_who_was_put_out_and_trains_again_is_put_out_by_no_single_stall():
 
 def test_who_comes_back_over_a_broken_link_gets_no_second_try():
     """The steps that were made without it are no progress of it."""
-    c = Cluster("abc", most=3)
-    for _ in range(2):
-        stall(c, "bc", passes=7)
-        c.enter()
-    ended(c)
-    c.decide(120.0)
-    c.says("c")
-    c.ready("c")
-    c.says("a", entered=c.job.generation, passes=40)
-    c.enter(newcomers=True)
+    c = come_back(passes=40)
     stall(c, "bc", passes=41)
     assert [name for name, _ in c.members()] == ["a", "b"]
 
