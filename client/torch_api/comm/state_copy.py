@@ -19,8 +19,9 @@ from bagua.torch_api.comm.stripes import ALIGNMENT, Piece, length, packs, stripe
 from bagua.torch_api.job.connection import NOWHERE, Place, request
 from bagua.torch_api.job.session import Session
 
-PACK_BYTES = 4 << 20
-PACKS_UNDER_WAY = 2
+# Together as little as keeps links busy: while all wait for newcomers, the daemon makes stages, at about 1 GB/s.
+PACK_BYTES = 1 << 20
+PACKS_UNDER_WAY = 4
 MOST_SENDERS = 8
 UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
 
