@@ -16,7 +16,7 @@ T = TypeVar("T")
 def size_in(variables: Mapping[str, str]) -> int:
     """Returns the size that these variables of ranks tell; 1 where they tell none. Raises ConfigError for no size."""
     text = variables.get(VARIABLE, "").strip() or "1"
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isdecimal() and len(text) < 9 and int(text) > 0):
         raise ConfigError(f"{VARIABLE} is {text!r}: an island has a whole number of ranks, from 1. [BG114]")
     return int(text)
 
@@ -41,6 +41,19 @@ def misfit(size: int, ranks: Sequence[int]) -> str:
     if any(size % each or each * hosts % size for each, hosts in runs) or len({each for each, _ in runs}) > 1:
         return f"islands of {size} ranks neither fill hosts of {', '.join(map(str, ranks))} ranks nor fit into them"
     return ""
+
+
+def check(size: int, *, nodes: int, ranks: int, elastic: bool, respawn: int) -> None:
+    """Raises ConfigError if a job of ``ranks`` on each of ``nodes`` can't have islands of this size."""
+    if words := misfit(size, [ranks] * nodes):
+        raise ConfigError(f"{words}: choose another --island-size or --nproc-per-node. [BG114]")
+    if 0 < respawn < size:
+        raise ConfigError(f"respawn is {respawn}, and an island has {size} ranks: give as many, or 0. [BG114]")
+    if elastic and ranks % size:
+        raise ConfigError(
+            f"A node has {ranks} ranks: in an elastic job each island lies on one node, so they must be a multiple of "
+            f"the island's size, {size}. [BG114]"
+        )
 
 
 def divide(members: Sequence[T], size: int, ended: Callable[[T], bool]) -> tuple[list[T], list[T]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from bagua.base import checkpoint_folder, launchers
+from bagua.base import checkpoint_folder, islands, launchers
 from bagua.base.errors import ServiceError, UsageError
 from bagua.base.job_options import MAX_RANKS, JobOptions, Nodes
 from bagua.base.text import json_text
@@ -385,6 +385,8 @@ def run(
     folder = options.resolve_workdir(job["workdir"])
     shipped = working_dir is not None
     own: JobOptions = {**local_options(), "workdir": None if shipped else folder}
+    if islands.VARIABLE in os.environ:  # as under other starters; first: --env and --island-size override it
+        job["env"] = [f"{islands.VARIABLE}={os.environ[islands.VARIABLE]}", *(job["env"] or ())]
     spec = specification(script, {**job, "args": config_file.arguments(context, args)}, shipped=shipped, **own)
     if way is not None and way.ends_by_signal and checkpoint_folder.ON_REQUEST not in spec.env:
         spec.env[checkpoint_folder.ON_REQUEST] = "1"

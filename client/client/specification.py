@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
+from bagua.base import islands
 from bagua.base.errors import ConfigError
 from bagua.base.job_options import OPTIONS, JobOptions, default_name, variables
 from bagua.proto import common_pb2
@@ -30,14 +32,15 @@ def job_spec(
     entry = os.fspath(script)
     given = {name: value for name, value in options.items() if value is not None}
     job: JobOptions = {**_DEFAULTS, **given}  # type: ignore[typeddict-item]
-    _check(entry, job)
+    env = variables(job)
+    _check(entry, job, env)
     default_folder = "" if shipped else Path.cwd()
     workdir = job["workdir"]
     folder = Path(default_folder if workdir is None else workdir).expanduser()
     spec = common_pb2.JobSpec(
         entry=entry,
         args=[str(one) for one in job["args"]],
-        env=variables(job),
+        env=env,
         secret_env={key: os.fspath(path) for key, path in (job["secret_env"] or {}).items()},
         workdir=("" if str(folder) == "." else str(folder)) if shipped else str(folder.absolute()),
     )
@@ -47,7 +50,7 @@ def job_spec(
     return spec
 
 
-def _check(entry: str, job: JobOptions) -> None:
+def _check(entry: str, job: JobOptions, env: Mapping[str, str]) -> None:
     if not entry.strip():
         raise ConfigError("The name of the script is missing. [BG104]")
     if job["module"] and job["no_python"]:
@@ -59,3 +62,13 @@ def _check(entry: str, job: JobOptions) -> None:
     for label, number in (("nnodes", job["nnodes"]), ("nproc_per_node", job["nproc_per_node"])):
         if not isinstance(number, int) or number < 1:
             raise ConfigError(f"{label} is {number!r}: it must be a whole number from 1. [BG110]")
+    if islands.VARIABLE in (job["secret_env"] or {}):
+        raise ConfigError(f"{islands.VARIABLE} is no secret: give --island-size. [BG114]")
+    # Here, too: before daemons are started or files are sent.
+    islands.check(
+        islands.size_in(env),
+        nodes=job["nnodes"],
+        ranks=job["nproc_per_node"],
+        elastic=job["elastic"],
+        respawn=job["respawn"],
+    )

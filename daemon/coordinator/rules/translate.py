@@ -160,20 +160,17 @@ def _check_size(spec: common_pb2.JobSpec) -> None:
 
 def _check_islands(spec: common_pb2.JobSpec) -> None:
     try:
-        size = islands.size_in(spec.env)
+        islands.check(
+            islands.size_in(spec.env),
+            nodes=spec.nnodes,
+            ranks=spec.nproc_per_node,
+            elastic=spec.elastic,
+            respawn=spec.respawn,
+        )
     except ConfigError as error:
-        raise InvalidRequestError(f"spec.env: {error}") from None
-    if words := islands.misfit(size, [spec.nproc_per_node] * spec.nnodes):
-        raise InvalidRequestError(f"{words}: choose another --island-size or --nproc-per-node. [BG114]")
-    if 0 < spec.respawn < size:
-        raise InvalidRequestError(
-            f"spec.respawn is {spec.respawn}, and an island has {size} ranks: give as many, or 0. [BG114]"
-        )
-    if spec.elastic and spec.nproc_per_node % size:
-        raise InvalidRequestError(
-            f"spec.nproc_per_node is {spec.nproc_per_node}: in an elastic job each island lies on one node, so it must "
-            f"be a multiple of the island's size, {size}. [BG114]"
-        )
+        raise InvalidRequestError(f"spec: {error}") from None
+    if islands.VARIABLE in spec.secret_env:
+        raise InvalidRequestError(f"spec.secret_env: {islands.VARIABLE} is no secret: give it in spec.env. [BG114]")
 
 
 def _check_elastic(spec: common_pb2.JobSpec) -> None:

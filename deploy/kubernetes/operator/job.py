@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 
+from bagua.base import islands
 from bagua.base.errors import ConfigError
 from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Option, variables
 from bagua.operator import schemas
@@ -329,7 +330,7 @@ def parse(spec: dict[str, Any]) -> Spec:
     if sum(bool(one) for one in (found.run.script, found.run.module, found.run.program)) != 1:
         raise ConfigError("spec.run: give exactly one of script, module and program. [BG830]")
     try:
-        variables(found.run.options)
+        env = variables(found.run.options)
     except ConfigError as error:
         raise ConfigError(f"spec.run: {error}") from error
     if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
@@ -348,6 +349,16 @@ def parse(spec: dict[str, Any]) -> Spec:
         raise ConfigError(
             f"spec.nprocPerNode: auto gives {found.ranks} ranks, and a pod has at most {MAX_RANKS}. [BG830]"
         )
+    try:  # before pods hold machines
+        islands.check(
+            islands.size_in(env),
+            nodes=found.wanted,
+            ranks=found.ranks,
+            elastic=found.elastic is not None,
+            respawn=found.elastic.respawn if found.elastic else 0,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"spec: {error}") from error
     return found
 
 

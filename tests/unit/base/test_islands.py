@@ -21,7 +21,7 @@ def test_hosts_hold_whole_islands_or_islands_whole_hosts(size, ranks, fits):
     assert (not islands.misfit(size, ranks)) is fits
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1" * 5000])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ConfigError, match="BG114"):
         islands.size_in({islands.VARIABLE: text})

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from bagua.base.errors import ConfigError
+from bagua.base.islands import VARIABLE
 from bagua.base.job_options import OPTIONS, variables
 from bagua.cli import config_file, run
 from bagua.cli.job import submit
@@ -29,8 +31,10 @@ def example(one):
 @pytest.mark.parametrize("one", OPTIONS.values(), ids=OPTIONS)
 def test_an_option_reaches_all_places(one):
     value = example(one)
-    elastic = {"elastic": True} if one.name in ("min_nodes", "max_nodes", "respawn") else {}
-    plain, found = job_spec("train", **elastic), job_spec("train", **elastic, **{one.name: value})
+    more = {"elastic": True} if one.name in ("min_nodes", "max_nodes", "respawn") else {}
+    if one.name == "island_size":
+        more = {"nproc_per_node": 2}
+    plain, found = job_spec("train", **more), job_spec("train", **more, **{one.name: value})
     changed = {field for field in FIELDS if getattr(found, field) != getattr(plain, field)}
     assert changed == ({"env"} if one.variable else {one.field or one.name})
     for command in one.commands:
@@ -40,10 +44,25 @@ def test_an_option_reaches_all_places(one):
     if one.manifest:
         key = one.name.split("_")[0] + "".join(word.title() for word in one.name.split("_")[1:])
         assert key in crd.spec_schema()["properties"]["run"]["properties"]
-        manifest = parse({"image": "i", "run": {"script": "t.py", key: value}})
-        bare = parse({"image": "i", "run": {"script": "t.py"}})
+        manifest = parse({"image": "i", "nprocPerNode": 2, "run": {"script": "t.py", key: value}})
+        bare = parse({"image": "i", "nprocPerNode": 2, "run": {"script": "t.py"}})
         ours, without = of_manifest(manifest, "job"), of_manifest(bare, "job")
         assert {field for field in FIELDS if getattr(ours, field) != getattr(without, field)} == changed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"island_size": 3, "nproc_per_node": 4}, "4 ranks can't be divided into islands of 3"),
+        ({"island_size": 4, "nproc_per_node": 2, "nnodes": 2, "elastic": True}, "each island lies on one node"),
+        ({"island_size": 2, "nproc_per_node": 2, "elastic": True, "respawn": 1}, "respawn is 1"),
+        ({"env": {VARIABLE: "two"}}, "BAGUA_ISLAND_SIZE is 'two'"),
+        ({"secret_env": {VARIABLE: "/file"}}, "BAGUA_ISLAND_SIZE is no secret"),
+    ],
+)
+def test_islands_that_do_not_fit_are_refused_before_anything_is_started_or_sent(options, words):
+    with pytest.raises(ConfigError, match=rf"{words}.*BG114"):
+        job_spec("t.py", **options)
 
 
 def test_what_is_not_given_has_its_default():

@@ -329,6 +329,8 @@ def test_credentials_are_made_anew_in_time_and_on_request():
         ({"run": {"script": "a", "checkpointDir": "~/kept"}}, "spec.run.checkpointDir"),
         ({"template": {"spec": {"volumes": [{"name": "My_Data", "emptyDir": {}}]}}}, r"volumes\[0\].name: 'My_Data'"),
         ({"nprocPerNode": "all"}, "spec.nprocPerNode"),
+        ({"nprocPerNode": 4, "run": {"script": "a", "islandSize": 3}}, "4 ranks can't be divided into islands of 3"),
+        ({"nprocPerNode": 2, "run": {"script": "a", "islandSize": 2}, "elastic": {"respawn": 1}}, "respawn is 1"),
         ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "2000"}}}, "auto gives 2000 ranks"),
     ],
 )
