@@ -200,7 +200,8 @@ def measured_network(profile: StepProfile) -> Network:
     """The network on which the profile was recorded. Raises UsageError where it does not show."""
     if profile.hosts > 1:
         share = 2 * (profile.hosts - 1) / profile.hosts  # of its bytes a host sends so much in an all-reduce
-        samples = [(cost.bytes * share, cost.wire_s) for cost in profile.buckets]
+        # With islands a bucket of each of their places shares the wire.
+        samples = [(cost.bytes * share * profile.island_size, cost.wire_s) for cost in profile.buckets]
         try:
             return fit_network(samples, trips=2)
         except ValueError:
@@ -314,6 +315,6 @@ def words(document: dict[str, Any]) -> str:
     if best["step_ms"] < 0.98 * same["step_ms"]:
         lines.append(
             f"With the best cut into buckets ({len(best['buckets'])}) gradient all-reduce would take "
-            f"{best['step_ms']:.1f} ms a step; --autotune finds it."
+            f"{best['step_ms']:.1f} ms a step" + ("." if size else "; --autotune finds it.")  # not between islands
         )
     return "\n".join(lines)

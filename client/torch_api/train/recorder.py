@@ -195,7 +195,8 @@ class StepRecorder:
         # Small buckets measure latency.
         speeds = [cost.bytes / cost.wire_s for cost in buckets if cost.bytes >= LARGE_BYTES and cost.wire_s > 0]
         # Between hosts the speed is that of the network.
-        reduce = statistics.median(speeds) if speeds and self._hosts == 1 and self._ranks > 1 else REFERENCE.reduce
+        inside = self._hosts == 1 and self._ranks > self._island_size
+        reduce = statistics.median(speeds) if speeds and inside else REFERENCE.reduce
         return StepProfile(
             tuple(found),
             forward,

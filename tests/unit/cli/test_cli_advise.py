@@ -50,5 +50,17 @@ def test_the_network_of_a_recorded_job():
     found = measured_network(recorded)
     assert found.rate == pytest.approx(1e9, rel=1e-6)
     assert found.delay_s == pytest.approx(1e-3, rel=1e-6)
+    # Places of an island share the wire: a bucket of each is on it at a time.
+    of_islands = StepProfile(
+        PARAMETERS,
+        1,
+        1,
+        1,
+        hosts=2,
+        ranks_per_host=2,
+        island_size=2,
+        buckets=tuple(BucketCost(cost.bytes // 2, cost.wire_s, 0.0) for cost in costs),
+    )
+    assert measured_network(of_islands).rate == pytest.approx(1e9, rel=1e-6)
     with pytest.raises(UsageError, match="does not show a network"):
         measured_network(StepProfile(PARAMETERS, 1, 1, 1, hosts=2, buckets=tuple(costs[:1])))
