@@ -40,6 +40,11 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
     session = _current() if global_ranks else _session_for(store, rank, size)
+    if not global_ranks and session.membership.island_size > 1:
+        raise ConfigError(
+            "torch.distributed's world is the island in this job: call bagua.init_process_group(), which makes it, "
+            'and torch.distributed.new_group(backend="bagua") for a group over this backend. [BG410]'
+        )
     # torch.distributed counts the ranks of this island alone, if there are several islands.
     ranks = [session.membership.island[rank] for rank in global_ranks or range(size)]
     if ranks != sorted(set(ranks)):

@@ -94,6 +94,22 @@ def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox):
     assert refused.code and "open to other users" in refused.text and value not in refused.text
 
 
+def test_islands_by_the_variable_of_other_starters_and_a_model_that_no_island_shares(sandbox):
+    script = sandbox.script(
+        "t.py",
+        "import bagua.torch_api as bagua\nbagua.init_process_group()\nprint(bagua.get_island(), bagua.get_rank())\n",
+    )
+    done = sandbox.bagua("run", "--nproc-per-node", "4", script, env={"BAGUA_ISLAND_SIZE": "2"})
+    expected = {f"[rank {rank}] {rank // 2} {rank}" for rank in range(4)}
+    assert done.code == 0 and expected <= set(done.out.splitlines()), done.text
+    assert "each of 2 islands has trained a model of its own" in done.text
+    refused = sandbox.bagua("run", "--nproc-per-node", "3", script, env={"BAGUA_ISLAND_SIZE": "2"})
+    assert refused.code == 2 and "3 ranks can't be divided into islands of 2" in refused.text, refused.text
+    script = sandbox.script("c10d.py", 'import torch\ntorch.distributed.init_process_group("bagua")\n')
+    refused = sandbox.bagua("run", "--nproc-per-node", "2", "--island-size", "2", script)
+    assert refused.code and "call bagua.init_process_group(), which makes it" in refused.text, refused.text
+
+
 USAGE = {
     "nosuch.py": "nosuch.py does not exist",
     "-m --no-python x": "not both",

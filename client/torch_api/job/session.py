@@ -86,6 +86,7 @@ class Session:
         self.newcomer = self.membership.lobby
         self.dismissed = False
         self.failed = False
+        self.has_wrapped_a_model = False
         self.implicit = False  # torch.distributed began it, and the program has not asked for it
         self.companion: Companion  # since the session has begun (start.py)
         self.daemon = daemon
@@ -170,6 +171,13 @@ class Session:
 
     def end(self) -> None:
         """Calls the endings that ``end_first`` got, in their order. For the moment before ``close``."""
+        member, copies = self.membership, self.membership.world_size // self.membership.island_size
+        # torch.distributed does not reach beyond an island, so the same program without islands would be right.
+        if member.island_size > 1 and copies > 1 and member.rank == 0 and not self.has_wrapped_a_model:
+            LOG.warning(
+                "No model was wrapped by with_bagua, so each of %d islands has trained a model of its own. [BG618]",
+                copies,
+            )
         while self._endings and os.getpid() == self.pid:
             # Taken out first: an ending that fails is not called again.
             end = self._endings.pop(next(iter(self._endings)))

@@ -100,7 +100,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     if (size := session.membership.island_size) > 1:
         if words := islands.misfit(size, list(map(len, session.membership.hosts))):
             raise ConfigError(f"{words}: choose another --island-size, or other numbers of ranks. [BG114]")
-        torch_distributed.refuse_samplers_of_islands()
+        torch_distributed.refuse_samplers_of_islands(session.elastic)
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True

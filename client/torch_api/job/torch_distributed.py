@@ -243,9 +243,10 @@ class TorchGroup:
                 one.join(max(0.0, deadline - time.monotonic()))
 
 
-def refuse_samplers_of_islands() -> None:
+def refuse_samplers_of_islands(elastic: bool) -> None:
     """Makes torch's ``DistributedSampler`` refuse numbers of torch.distributed, which knows the island alone: each
-    island would get the same samples. Once in a process."""
+    island would get the same samples. In an ``elastic`` job it refuses those of islands, too: it is followed through
+    losses by ranks. Once in a process."""
     from torch.utils.data import DistributedSampler  # here: no other job needs it, and it takes time
 
     make = DistributedSampler.__init__
@@ -255,8 +256,13 @@ def refuse_samplers_of_islands() -> None:
     @functools.wraps(make)
     def init(self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **more: Any) -> None:
         size, world = environment.get_island_size(), environment.get_world_size()
-        right = (world, environment.get_rank()), (world // size, environment.get_island())
-        if size > 1 and (num_replicas, rank) not in right:
+        by_island = world // size, environment.get_island()
+        if size > 1 and elastic and (num_replicas, rank) == by_island:
+            raise ConfigError(
+                "DistributedSampler of islands would give samples twice, or never, after an island is lost. Write "
+                "bagua.contrib.ElasticSampler(dataset, global_batch=..., per_island=True). [BG701]"
+            )
+        if size > 1 and (num_replicas, rank) not in ((world, environment.get_rank()), by_island):
             raise ConfigError(
                 f"DistributedSampler with {num_replicas} replicas and rank {rank} would give islands the same samples: "
                 "torch.distributed knows this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), "

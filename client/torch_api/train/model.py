@@ -156,6 +156,7 @@ class DistributedModel(Mark):
             self, self._session, self._runner, self._guest, self.passes, begin_step=self._begin_step
         )
         _MODELS.add(self)
+        self._session.has_wrapped_a_model = True
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
@@ -229,8 +230,10 @@ class DistributedModel(Mark):
         compare_ranks(self, algorithm, self._runner.voters)
         find_device(self, self._runner)
         take_state_of_rank_0(self, self._runner)
-        # A repeat keeps the tuner that there is. With shards each place of an island would decide for itself.
-        if self._new_tuner is not None and self._tuner is None and not self.is_sharded:
+        if self.is_sharded and self._new_tuner is not None:  # each place of an island would decide for itself
+            LOG.warning("This job does not tune itself: tuning is not for sharded models.")
+            self._new_tuner = None
+        if self._new_tuner is not None and self._tuner is None:  # a repeat keeps the tuner that there is
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.utils.data import DistributedSampler
 from training_scenarios.support import shard, whole_parameters
 
 import bagua.torch_api as bagua
 from bagua.base import replica_check
 from bagua.base.algorithm_choice import NAMES
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, ConfigError
 from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
@@ -371,6 +372,19 @@ def test_a_mesh_that_leaves_the_island_is_refused(ranks, tmp_path):
 def test_ranks_that_make_no_whole_islands_are_refused(ranks):
     found = ranks.run(rank_begins, 3, environment=ISLANDS)
     assert len(set(found)) == 1 and "3 ranks can't be divided into islands of 2" in found[0], found
+
+
+def rank_counts_islands():
+    """Indices of torch's sampler for ranks. It refuses numbers of islands."""
+    bagua.init_process_group()
+    with pytest.raises(ConfigError, match=r"per_island=True.*BG701"):
+        DistributedSampler(range(8), bagua.get_replica_count(), bagua.get_island())
+    return list(DistributedSampler(range(8), bagua.get_world_size(), bagua.get_rank(), shuffle=False))
+
+
+def test_torchs_sampler_of_an_elastic_job_counts_no_islands(ranks):
+    found = ranks.run(rank_counts_islands, 4, elastic=True, environment=ISLANDS)
+    assert found == [[rank, rank + 4] for rank in range(4)]
 
 
 def test_a_sharded_model_without_islands_is_refused(pools):
