@@ -3,13 +3,14 @@
 
     python tests/bench/elastic_pauses.py                                     # all rows, ten times each
     python tests/bench/elastic_pauses.py --rows rank,join --times 3 --megabytes 20
+    python tests/bench/elastic_pauses.py --rows rank,join --ranks 6 --island-size 2
 
 A pause is the longest time between two steps of a rank that is left, of the slowest such rank, less the median time of
 a step before. The rows, each on a cluster of its own on this machine:
 
-    rank     SIGKILL of 1 of 4 ranks of a host
+    rank     SIGKILL of 1 of 4 ranks of a host; with islands it takes its own with it
     daemon   SIGKILL of the daemon proper, below its keeper, on that host
-    join     a new rank takes the place of the one that was killed, less the state at 7 Gbit/s
+    join     a new rank (an island) takes the place of the one that was killed, less the state at 7 Gbit/s
     host     SIGKILL of the keeper of 1 of 3 hosts with one rank each
     silent   1 of 3 hosts is stopped with all of its processes, less the limit of 5 s (docs/elastic.md)
     coordinator  SIGKILL of the coordinator, which is away for 4 s. Two more rows take turns with it, 4 s each:
@@ -48,7 +49,7 @@ def rig(nodes, slots, options):
     with tempfile.TemporaryDirectory(prefix="bagua-pauses-") as folder:
         diaries = Path(folder) / "diaries"
         diaries.mkdir()
-        made = Rig(Path(folder), slots, diaries, [str(options.megabytes), "10"])
+        made = Rig(Path(folder), slots, diaries, [str(options.megabytes), "10"], options.island_size)
         try:
             made.start_nodes(nodes)
             made.start_job()
@@ -73,7 +74,8 @@ def on_a_new_cluster(times, options, tell):
                 os.kill(daemon_pid(next(iter(made.nodes.values())).process.pid), signal.SIGKILL)
                 tell("daemon", made.pause_of(list(made.ranks()), began))
             if "rank" in options.rows or "join" in options.rows:
-                victim, *left = sorted(made.ranks())
+                (victim, *_), *others = made.islands()
+                left = list(itertools.chain(*others))
                 began = time.monotonic()
                 os.kill(victim, signal.SIGKILL)
                 tell("rank", made.pause_of(left, began))
@@ -123,6 +125,7 @@ def main():
     parser.add_argument("--rows", default=",".join(ROWS), help="with commas")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--island-size", type=int, default=1, help="of the ranks of a host: shards of FSDP2")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=100, help="of gradients")
     options = parser.parse_args()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 WIDTH, BATCH = 1000, 4
@@ -38,6 +39,15 @@ def make_model(megabytes):
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(megabytes // 4)))
 
 
+def sharded(model, mesh):
+    """The model, by FSDP2 with each layer as a unit."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def backward(model, inputs):
     functional.mse_loss(model(inputs), inputs).backward()
 
@@ -47,6 +57,8 @@ def bagua(diary, folder, megabytes, _):
 
     bagua.init_process_group()
     model = make_model(megabytes)
+    if bagua.get_island_size() > 1:
+        sharded(model, init_device_mesh("cpu", (bagua.get_island_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model = model.with_bagua([optimizer])
     inputs, progress = torch.randn(BATCH, WIDTH), Progress()

@@ -67,9 +67,9 @@ class Rig:
     ``end`` ends all of it.
     """
 
-    def __init__(self, state, slots, diaries, arguments):
+    def __init__(self, state, slots, diaries, arguments, island_size=1):
         self.nodes = {}
-        self._state, self._slots = state, slots
+        self._state, self._slots, self._island_size = state, slots, island_size
         self._diaries, self._arguments = diaries, arguments
         self._all = []
         self._nodes_wanted = 0
@@ -106,7 +106,7 @@ class Rig:
             name="pauses",
             entry=str(RANK_MAIN),
             args=["bagua", str(self._diaries), *self._arguments],
-            env={"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
+            env={"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "BAGUA_ISLAND_SIZE": str(self._island_size)},
             workdir=str(self._state),
             nnodes=self._nodes_wanted,
             nproc_per_node=self._slots,
@@ -125,12 +125,18 @@ class Rig:
         return Client(self._address, token=read_token(self._state / "token"))
 
     def ranks(self):
-        """Members that train: their pids, and the nodes that they are on."""
+        """Members that train, the lowest rank first: their pids, and the nodes that they are on."""
         with self._client() as client:
             job = client.get(self._job)
         found = read(self._diaries)
-        known = {rank.pid: rank.node_id for rank in job.ranks if rank.node_id in self.nodes}
+        ranks = sorted(job.ranks, key=lambda rank: rank.rank)
+        known = {rank.pid: rank.node_id for rank in ranks if rank.node_id in self.nodes}
         return {pid: node for pid, node in known.items() if found.get(pid) and Path(f"/proc/{pid}").exists()}
+
+    def islands(self):
+        """The pids of each island, where all ranks are there."""
+        pids, size = list(self.ranks()), self._island_size
+        return [pids[begin : begin + size] for begin in range(0, len(pids), size)]
 
     def await_whole(self):
         """Until all ranks that are wanted have trained together for some steps."""
