@@ -236,6 +236,9 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     if known is not None and known._session is current():
         return known
     ranks = distributed.get_process_group_ranks(group)
+    island = current().membership.island
+    if distributed.get_world_size() == len(island):  # torch.distributed counts the ranks of this island alone
+        ranks = [island[rank] for rank in ranks]
     made = BaguaProcessGroup(ranks, stream, f"torch {next(_numbers)}", key=f"torch {group.group_name}")
     _torch_to_bagua_pg_map[group] = _remember(made)
     return made

@@ -114,11 +114,12 @@ class IslandMeans:
                 self._parameters.append((name, parameter))
                 self._together.setdefault((group, parameter.dtype), []).append(parameter)
 
-    def finish(self, due: bool, mark: Callable[[str, Any], None], finish: Callable[[], None]) -> None:
-        """Ends a pass: averages if that is ``due``, marks these gradients as ready, and finishes the pass of all."""
+    def finish(self, due: bool, weight: float, mark: Callable[[str, Any], None], finish: Callable[[], None]) -> None:
+        """Ends a pass: averages if that is ``due``, marks these gradients as ready, and finishes the pass of all.
+        ``weight``: of gradients of this rank, by which each is multiplied already."""
         if due:
             for (group, _), parameters in self._together.items():
-                _average(group, parameters)
+                _average(group, parameters, weight)
             for name, parameter in self._parameters:
                 if parameter.grad is not None:
                     mark(name, parameter)
@@ -131,13 +132,18 @@ class IslandMeans:
 
 
 @torch.no_grad()
-def _average(group: Any, parameters: Sequence[torch.Tensor]) -> None:
+def _average(group: Any, parameters: Sequence[torch.Tensor], weight: float) -> None:
     """Averages the gradients of these parameters over the group; a rank without one counts as one with zeros."""
     found = [one.grad for one in parameters]
     parts = [torch.zeros_like(one.data) if grad is None else grad for one, grad in zip(parameters, found, strict=True)]
     presence = parts[0].new_tensor([grad is not None for grad in found])
     flat = torch.cat([*(part.flatten() for part in parts), presence])
+    # While a member is lost some ranks of an island have the next generation's weight: each brings its own to its mean.
+    if weight != 1.0:
+        flat[: -len(parts)] /= weight
     distributed.all_reduce(flat, group=group)
+    if weight != 1.0:
+        flat[: -len(parts)] *= weight
     *means, presence = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
     ranks = distributed.get_world_size(group)
     for parameter, mean, part, there in zip(parameters, means, parts, presence.tolist(), strict=True):
@@ -237,7 +243,7 @@ class AfterGather:
 
     def remove(self) -> None:
         self._handle.remove()
-        del self._state._pre_forward
+        vars(self._state).pop("_pre_forward", None)  # units that are sharded as one share their state
 
 
 def show_parts(module: torch.nn.Module) -> None:

@@ -255,19 +255,20 @@ def refuse_samplers_of_islands(elastic: bool) -> None:
 
     @functools.wraps(make)
     def init(self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **more: Any) -> None:
-        size, world = environment.get_island_size(), environment.get_world_size()
-        by_island = world // size, environment.get_island()
-        if size > 1 and elastic and (num_replicas, rank) == by_island:
-            raise ConfigError(
-                "DistributedSampler of islands would give samples twice, or never, after an island is lost. Write "
-                "bagua.contrib.ElasticSampler(dataset, global_batch=..., per_island=True). [BG701]"
-            )
-        if size > 1 and (num_replicas, rank) not in ((world, environment.get_rank()), by_island):
+        size, world, own = environment.get_island_size(), environment.get_world_size(), environment.get_rank()
+        # By ranks, by islands, or by groups of an island's ranks that read the same.
+        right = [(world // alike, own // alike) for alike in range(1, size + 1) if size % alike == 0]
+        if size > 1 and (num_replicas, rank) not in right:
             raise ConfigError(
                 f"DistributedSampler with {num_replicas} replicas and rank {rank} would give islands the same samples: "
                 "torch.distributed knows this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), "
                 "bagua.get_rank()), or, where its ranks read the same, (dataset, bagua.get_replica_count(), "
                 "bagua.get_island()). In an elastic job take bagua.contrib.ElasticSampler. [BG701]"
+            )
+        if size > 1 and elastic and (num_replicas, rank) != right[0]:
+            raise ConfigError(
+                "DistributedSampler of islands would give samples twice, or never, after an island is lost. Write "
+                "bagua.contrib.ElasticSampler(dataset, global_batch=..., per_island=True). [BG701]"
             )
         make(self, dataset, num_replicas, rank, *rest, **more)
 

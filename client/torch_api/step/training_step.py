@@ -80,7 +80,7 @@ class TrainingStep:
         self._clock = clock
         self._goes_early = True  # submit before the end of the pass
         self._generation = self._vote.generation  # in which buckets of this pass go out before its end
-        self._weight = self._vote.weight  # of the gradients that have been accumulated
+        self.weight = self._vote.weight  # of the gradients that have been accumulated
         self.touched = False
         self.before_exchange: Work | None = None
         self.factor = 1.0
@@ -102,11 +102,11 @@ class TrainingStep:
         """In an elastic job: buckets go out before the end of this pass in that generation alone, and not before slots
         are those of its members. Gradients that there are already are weighed as those that follow."""
         self._generation = UNSETTLED if self._vote.renewal.changed else generation
-        if weight != self._weight:
+        if weight != self.weight:
             self._weigh(weight)
 
     def _weigh(self, weight: float) -> None:
-        before, self._weight = self._weight, weight
+        before, self.weight = self.weight, weight
         scale_gradients((one.parameter for one in self._entries.values()), weight / before)
         for bucket in self.buckets:
             bucket.unstage()
@@ -223,7 +223,7 @@ class TrainingStep:
                 if self._earlier is not None and self._generation != self._vote.generation:
                     for bucket in self.buckets:  # another rank may have to bring earlier results now
                         bucket.unstage()
-            if self._vote.weight != self._weight:
+            if self._vote.weight != self.weight:
                 self._weigh(self._vote.weight)
             if self._vote.renewal.changed:
                 self._vote.renewal.follow()  # gradients are exchanged in any case

@@ -205,10 +205,9 @@ class BackwardPasses:
     @beside_graphs
     def _end(self) -> None:
         ended, self._pass = self._pass, None
-        # A pass without a gradient (``autograd.grad``), which one rank may make alone, is not that of the step. But a
-        # rank of an island may hold no part of any parameter.
-        counts = self.accumulated or not self._guest.idle or self._model.is_sharded
-        if self._synced and counts:
+        # A pass without a gradient (``autograd.grad``), which one rank, or island, may make alone, is not that of the
+        # step. On a rank of an island that holds no part of a parameter its hook is called, too.
+        if self._synced and (self.accumulated or not self._guest.idle):
             try:
                 self._exchange_due()
             except BaseException as error:  # the next pass forgets this one, and refuses if others may count it

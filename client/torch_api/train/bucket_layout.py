@@ -106,7 +106,9 @@ class ModelBuckets:
         if sorted(numbers) != list(range(len(names))):
             raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters. [BG603]")
         self.arrival = [names[number] for number in numbers]
-        if self.arrival == list(by_name) and not self._anew:
+        # In elastic islands a thread enters for ranks that are still in their pass: they hear of no repeat.
+        all_know = not self._session.elastic or self._session.membership.island_size == 1
+        if self.arrival == list(by_name) and not self._anew and all_know:
             return None
         self._tensors = [by_name[name] for name in self.arrival]
         self._anew = False

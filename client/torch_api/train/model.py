@@ -366,7 +366,12 @@ class DistributedModel(Mark):
             means = IslandMeans(parameters)
             late = means.names
             mark, finish = on_gradient, passes.at_end
-            passes.at_end = lambda: means.finish(passes.accumulated > 0, mark, finish)
+
+            def average() -> None:
+                weight = 1.0 if passes.step is None else passes.step.weight
+                means.finish(passes.accumulated > 0, weight, mark, finish)
+
+            passes.at_end = average
         for name, parameter in parameters:
             if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)

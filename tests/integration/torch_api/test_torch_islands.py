@@ -19,7 +19,9 @@ from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
+from bagua.torch_api.comm.shards import AfterGather, IslandMeans
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
+from bagua.torch_api.layers import functional
 
 ISLANDS = {VARIABLE: "2"}
 LAYOUTS = {
@@ -83,6 +85,7 @@ def rank_trains(
     clip=0.0,
     layers=True,
     validates=False,
+    derives=False,
 ):
     """Parameters afterwards, and digests of what this rank holds of them. Ranks that hold a replica together share its
     batch."""
@@ -107,6 +110,11 @@ def rank_trains(
             if validates and bagua.get_island() == 0:  # FSDP has whole parameters in place after it
                 model.eval()
                 model(torch.zeros(1, 7, dtype=kind))
+                model.train()
+            if derives and bagua.get_island() == 0:
+                model.eval()
+                inputs = torch.zeros(1, 7, dtype=kind, requires_grad=True)
+                torch.autograd.grad(model(inputs).sum(), inputs)
                 model.train()
             batch = batches(replicas, step, kind)[mine][begin : begin + share if sharded else None]
             made.zero_grad()
@@ -196,6 +204,67 @@ def test_an_algorithm_begins_anew_where_one_island_has_validated(pools, text):
         found += pool.run(rank_trains, text=text, optimizer="SGD", layers=False, validates=validates)
     for rank in range(4):
         assert_close(found[rank + 4][0], found[rank][0], 0.0)
+
+
+def test_a_derivative_that_one_island_takes_is_no_step(pools):
+    pool, found, text = pools([0, 1], [2, 3], environment=ISLANDS), [], "power_sgd:start_after=3"
+    for derives in (False, True):
+        found += pool.run(rank_trains, text=text, optimizer="SGD", dtype="float32", derives=derives)
+    for rank in range(4):
+        assert_close(found[rank + 4][0], found[rank][0], 0.0)
+
+
+def rank_uses_torchs_groups():
+    """Sums over torch's world, and over a group of torch of this rank alone."""
+    alone = [torch.distributed.new_group([rank]) for rank in range(2)][torch.distributed.get_rank()]
+    one = torch.full((1,), 1.0 + bagua.get_rank())
+    return [functional.all_reduce(one, group=group).item() for group in (torch.distributed.group.WORLD, alone)]
+
+
+def test_groups_of_torch_are_of_the_island(pools):
+    found = pools([0, 1], [2, 3], environment=ISLANDS).run(rank_uses_torchs_groups)
+    assert found == [[3.0, 1.0], [3.0, 2.0], [7.0, 3.0], [7.0, 4.0]]
+
+
+def rank_averages(weights):
+    """Gradients of 1 and 2 with these weights, averaged, and both with the weight 6 afterwards."""
+    layer = nn.Linear(3, 1)
+    weight = weights[bagua.get_rank()]
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, weight * (1.0 + bagua.get_rank()))
+    means = IslandMeans(list(layer.named_parameters()))
+    means.finish(True, weight, lambda *_: None, lambda: None)
+    return [one.grad * (6.0 / weight) for one in layer.parameters()]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [2.0, 2.0], [1.0, 2.0]])
+def test_mates_of_which_one_has_heard_of_a_loss_average_alike(pools, weights):
+    for found in pools([0, 1], environment=ISLANDS).run(rank_averages, weights=weights):
+        assert all(torch.equal(one, torch.full_like(one, 9.0)) for one in found)
+
+
+def rank_shards_two_as_one():
+    """A model whose layers are one unit comes to its end, also when methods of it were looked after."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard([model[0], model[2]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    seen = []
+    hooks = [AfterGather(unit, seen.append) for unit in (model[0], model[2])]
+    model(torch.zeros(1, 7, dtype=torch.float64))
+    for hook in hooks:
+        hook.remove()
+    before = len(seen)
+    model(torch.zeros(1, 7, dtype=torch.float64))
+    return before, len(seen)
+
+
+def test_units_that_are_sharded_as_one_are_left_as_they_were(pools):
+    for before, after in pools([0, 1], environment=ISLANDS).run(rank_shards_two_as_one):
+        assert before == after >= 2
 
 
 def rank_copies_buffers():
@@ -372,6 +441,19 @@ def test_a_mesh_that_leaves_the_island_is_refused(ranks, tmp_path):
 def test_ranks_that_make_no_whole_islands_are_refused(ranks):
     found = ranks.run(rank_begins, 3, environment=ISLANDS)
     assert len(set(found)) == 1 and "3 ranks can't be divided into islands of 2" in found[0], found
+
+
+def rank_shares_among_pairs():
+    """Indices of a sampler for islands of four ranks, of which two read the same."""
+    bagua.init_process_group()
+    with pytest.raises(ConfigError, match=r"same samples.*BG701"):
+        DistributedSampler(range(8))
+    return list(DistributedSampler(range(8), bagua.get_world_size() // 2, bagua.get_rank() // 2, shuffle=False))
+
+
+def test_torchs_sampler_for_ranks_of_an_island_that_read_the_same(ranks):
+    found = ranks.run(rank_shares_among_pairs, 4, environment={VARIABLE: "4"})
+    assert found == [[0, 2, 4, 6]] * 2 + [[1, 3, 5, 7]] * 2
 
 
 def rank_counts_islands():

@@ -198,6 +198,37 @@ def test_an_error_of_torch_comes_before_the_loss(ranks):
     assert ranks.left((2, 3)) == [2, 2]
 
 
+def rank_is_late():
+    """Island 2 is lost in the first pass while island 0 waits at its end, and before island 1 has come to it."""
+    bagua.init_process_group()
+    member = current().membership.member
+    torch.manual_seed(3)
+    model = shard(nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3))).double())
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+
+    def pause(_):
+        # Orders the islands. A slow machine may have another order, and all orders must end alike.
+        time.sleep((0.0, 1.0, 0.4)[member // 2])
+        if member == 4:
+            kill_self()
+
+    for step in range(3):
+        optimizer.zero_grad()
+        outputs = model(torch.full((2, 6), 1.0 + member // 2 + step, dtype=torch.float64))
+        if step == 0:
+            outputs.register_hook(pause)
+        outputs.square().mean().backward()
+        optimizer.step()
+    return [one.tolist() for one in whole_parameters(model)]
+
+
+def test_an_island_is_lost_in_the_first_pass_before_another_has_come_to_its_end(ranks):
+    ranks.start(rank_is_late, 6, elastic=True, environment={islands.VARIABLE: "2"})
+    found = ranks.left((4, 5))
+    assert all(one == found[0] for one in found)
+
+
 @pytest.mark.parametrize("phase", ["ready", "committed"])
 def test_ranks_of_an_island_read_the_same(ranks, tmp_path, phase):
     """Each sample is used once by one island, also in the last epoch."""
