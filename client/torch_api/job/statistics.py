@@ -124,7 +124,8 @@ class StatisticsRecorder:
 
     def __init__(self) -> None:
         self.recent = RecentSteps()
-        self.on_step: Callable[[int], None] = lambda _: None  # gets the number of steps after each
+        self.on_step: Callable[[int], None] = lambda _: None  # gets ``done`` after each step
+        self.before = 0  # steps that the others had done when this rank joined them
         self.waited_ns = 0  # for results, those of slower ranks included
         self._steps = self._comm_ns = self._exposed_ns = self._compute_ns = 0
         self._began: int | None = None
@@ -148,7 +149,12 @@ class StatisticsRecorder:
         self._began = wait_end
         self._last = compute, exposed, total - exposed
         self.recent.add(operations, wait_begin, wait_end, self._last)
-        self.on_step(self._steps)
+        self.on_step(self.done)
+
+    @property
+    def done(self) -> int:
+        """Steps of the job, as far as this rank has taken part or was told."""
+        return self.before + self._steps
 
     def last_step(self) -> StepTimes | None:
         """The figures of the newest step."""

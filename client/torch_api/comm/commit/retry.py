@@ -492,12 +492,13 @@ class Units:
             self._devices.part()
             self.part()
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
-        extra = {"told": self.changes.world_size, "marks": self._marks}
+        extra = {"told": self.changes.world_size, "marks": self._marks, "steps": session.statistics.done}
         session.take_part(frozenset())
         told = self.admission.run(self.followers, extra, ranks)
         self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
+            session.statistics.before = told["steps"]
         self.flags.exchange(active_members(session.membership))
         self._standing = self._standing._replace(let_in=generation)
         if session.newcomer:

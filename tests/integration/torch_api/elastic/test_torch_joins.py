@@ -119,6 +119,7 @@ def rank_train(folder, waits, differs="", fused=False, recuts=False, sharded=Fal
     bagua.barrier()
     assert not bagua.is_newcomer()
     seen["passes"] = current().connection.passes
+    seen["done"] = current().statistics.done
     seen["cuts"] = [list(bucket.names) for bucket in model.bagua_buckets]
     seen["fused"] = optimizer._bagua_fused_optimizer.count if fused else 0
     return {**seen, "flat": flat(model), "opening": sampler._course.opening}
@@ -173,6 +174,7 @@ def check(results, make=wide_mlp, inner="sgd"):
             assert torch.equal(found, by_step[step][0][1][3])
             assert torch.allclose(found, flat(model), rtol=0, atol=1e-12), (step, (found - flat(model)).abs().max())
     assert {result["passes"] for result in results} == {max(by_step)}, "newcomers count on"
+    assert {result["done"] for result in results} == {max(by_step)}, "so do reports of steps"
     used += results[0]["opening"]
     assert sorted(used) == sorted(list(range(SAMPLES)) * EPOCHS)
     return [by_step[step][0][1][1] for step in sorted(by_step)]
