@@ -99,7 +99,10 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     _tell(session.membership)
     if (size := session.membership.island_size) > 1:
         if words := islands.misfit(size, list(map(len, session.membership.hosts))):
-            raise ConfigError(f"{words}: choose another --island-size, or other numbers of ranks. [BG114]")
+            raise ConfigError(
+                f"{words}: choose another --island-size (torchrun: {islands.VARIABLE}), or other numbers of ranks. "
+                "[BG114]"
+            )
         torch_distributed.refuse_samplers_of_islands(session.elastic)
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session

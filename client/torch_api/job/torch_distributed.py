@@ -259,8 +259,9 @@ def refuse_samplers_of_islands(elastic: bool) -> None:
         # By ranks, by islands, or by groups of an island's ranks that read the same.
         right = [(world // alike, own // alike) for alike in range(1, size + 1) if size % alike == 0]
         if size > 1 and (num_replicas, rank) not in right:
+            numbers = "" if num_replicas is None else f" with {num_replicas} replicas and rank {rank}"
             raise ConfigError(
-                f"DistributedSampler with {num_replicas} replicas and rank {rank} would give islands the same samples: "
+                f"DistributedSampler{numbers} would give islands the same samples: "
                 "torch.distributed knows this island alone. Write DistributedSampler(dataset, bagua.get_world_size(), "
                 "bagua.get_rank()), or, where its ranks read the same, (dataset, bagua.get_replica_count(), "
                 "bagua.get_island()). In an elastic job take bagua.contrib.ElasticSampler. [BG701]"

@@ -10,6 +10,7 @@ import torch
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
+from bagua.torch_api.comm.shards import is_shard
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.train.agreement import broadcast_json, broadcast_tensors
 
@@ -25,13 +26,19 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], module: torch.
                 f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects. [BG615]"
             )
         foreign = _parameters(optimizer)
-        if foreign and own.isdisjoint(foreign):
+        if not foreign or not own.isdisjoint(foreign):
+            continue
+        if any(map(is_shard, own)) and not any(map(is_shard, foreign)):
             raise ConfigError(
-                f"optimizers[{number}], a {type(optimizer).__name__} of {len(foreign)} parameters (the first of shape "
-                f"{tuple(foreign[0].shape)}), has no parameter of this model, a {type(module).__name__}: it trains "
-                "another one. Make it from model.parameters() of the model that you wrap, after the last copy of it. "
-                "An optimizer of copies, such as master weights, is left out of the list. [BG615]"
+                f"optimizers[{number}], a {type(optimizer).__name__}, was made before fully_shard put other parameters "
+                "into the model: make it afterwards. [BG615]"
             )
+        raise ConfigError(
+            f"optimizers[{number}], a {type(optimizer).__name__} of {len(foreign)} parameters (the first of shape "
+            f"{tuple(foreign[0].shape)}), has no parameter of this model, a {type(module).__name__}: it trains "
+            "another one. Make it from model.parameters() of the model that you wrap, after the last copy of it. "
+            "An optimizer of copies, such as master weights, is left out of the list. [BG615]"
+        )
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

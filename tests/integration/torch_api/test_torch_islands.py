@@ -373,7 +373,7 @@ def rank_is_refused(case):
         shard(model)
     if case == "an embedding":
         shard(model)
-    made = torch.optim.SGD(model.parameters(), lr=1.0)
+    made = torch.optim.SGD((net() if case == "an optimizer of before" else model).parameters(), lr=1.0)
     group = bagua.communication.new_group() if case == "a group" else None
     try:
         with algorithm(case if case.partition(":")[0] in NAMES else "gradient_allreduce"):
@@ -412,6 +412,7 @@ def rank_is_refused(case):
         ("a part in a primitive", "pass tensor.full_tensor()"),
         ("join", "ranks of an island run the same passes"),
         ("sharded afterwards", "was divided among ranks after with_bagua"),
+        ("an optimizer of before", "was made before fully_shard"),
     ],
 )
 def test_what_can_not_be_is_refused_on_all_ranks(pools, case, words):
