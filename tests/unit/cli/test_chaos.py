@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -143,3 +144,24 @@ def test_a_coordinator_that_starts_too_late_on_a_slow_machine_is_no_alarm(monkey
     chaos = campaign.Chaos(wanted, cluster, tmp_path, print)
     with pytest.raises(alarm):
         chaos._wait_for_those_left(Fault(kind, 0, 0, True, 0.0), campaign.Trained("job", tmp_path, 1, {}), 0.0)
+
+
+@pytest.mark.parametrize(("seconds", "excused"), [(5.0, False), (22.0, True)])
+def test_nodes_count_from_an_answer_before_the_fault(monkeypatch, tmp_path, seconds, excused):
+    """Ranks that end while the coordinator is away for less than the limit may have been right to do so."""
+    wanted = campaign.Wanted(1.0, 1, 0, ("kill-coordinator",), 1, 1, 0, True)
+    cluster = SimpleNamespace(connected=lambda _: True)
+    chaos = campaign.Chaos(wanted, cluster, tmp_path, print)
+    looked = []
+
+    def ended(*_):
+        raise ServiceError("Ranks ended.")
+
+    began = time.monotonic() - seconds
+    chaos._injector = SimpleNamespace(play=lambda *_: ("", began, began), repair=lambda *_: None)
+    monkeypatch.setattr(chaos, "_wait_steps", ended)
+    monkeypatch.setattr(chaos, "_wait_for_those_left", lambda *_: looked.append(True))
+    monkeypatch.setattr(chaos, "_note", lambda *_: None)
+    with contextlib.nullcontext() if excused else pytest.raises(ServiceError):
+        chaos._play(Fault("kill-coordinator", 0, 0, True, 0.0), campaign.Trained("job", tmp_path, 1, {}))
+    assert bool(looked) is excused
