@@ -75,7 +75,7 @@ SHORTER = {
     "study.py --measure": "study.py --models tiny --small --cases tiny@1gbit --seconds 1 --measure",
     "--cases tiny@2mbit,100ms@4 --seconds 30 --rounds 3": "--cases tiny@2mbit,100ms@4 --seconds 1 --rounds 1",
     "chaos --minutes 5 --seed 1": "chaos --minutes 5 --seed 1 --faults 2 --nnodes 2 --nproc-per-node 1",
-    "--faults 300 --minutes 58 --nnodes 3": "--faults 1 --minutes 5 --nnodes 2",
+    "--faults 150 --minutes 82 --nnodes 3": "--faults 1 --minutes 5 --nnodes 2",
     "bench/control_plane.py": f"bench/control_plane.py {FEWER}",
     "--compare --accounts": "--rows queue wide start --compare --accounts",
     "soak/service.py --minutes 60": "soak/service.py --minutes 0.2 --pause 1.5",
