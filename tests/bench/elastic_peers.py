@@ -3,10 +3,13 @@
 
     python tests/bench/elastic_peers.py --python torchft=/path/to/python                # all faults, three rounds
     python tests/bench/elastic_peers.py --faults rank,host --ranks 4 --megabytes 100 --rounds 3
+    python tests/bench/elastic_peers.py --faults rank --ranks 6 --island-size 2 --systems bagua,torchft,torchft-1s \\
+        --python torchft=/path/to/python
 
 The faults, each in a start of its own:
 
-    rank     SIGKILL of 1 of 4 ranks of a host
+    rank     SIGKILL of 1 of 4 ranks of a host. With --island-size islands (torchft's groups) hold a model that FSDP2
+             shards, and lose one rank: the pause is that of the others
     host     SIGKILL of 1 of 3 hosts with one rank each: of Bagua's keeper (which takes all with it), of torchrun's
              agent and its rank at once, of torchft's replica group
     silent   SIGSTOP of 1 of 3 hosts with all in it. "limit": the silence after which the system gives it up
@@ -162,6 +165,7 @@ def main():
     parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
     parser.add_argument("--systems", default=",".join(SETTINGS), help="with commas")
     parser.add_argument("--ranks", type=int, default=4, help="of the host in rank and daemon")
+    parser.add_argument("--island-size", type=int, default=1, help="of the ranks of a host, in rank")
     parser.add_argument("--hosts", type=int, default=3, help="in host, silent and join")
     parser.add_argument("--megabytes", type=int, default=100, help="of gradients")
     parser.add_argument("--rounds", type=int, default=3)
@@ -175,6 +179,8 @@ def main():
     for wanted, known in ((options.faults, FAULTS), (options.systems, SETTINGS)):
         if unknown := set(wanted.split(",")) - set(known):
             parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    if options.island_size > 1 and (options.faults != "rank" or "torchrun" in options.systems):
+        parser.error("--island-size goes with --faults rank, and with the systems bagua, torchft and torchft-1s.")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends all that was started here
     programs, results = prepare(options)
     try:

@@ -112,34 +112,45 @@ def torchrun(diary, folder, megabytes, every):
 
 
 def torchft(diary, folder, megabytes, _):
-    """As in its train_ddp.py: each rank is a replica group of its own. With its plain wrapper: the hook of the other
-    one (0.2.0) ends a rank with an AssertionError where a neighbour is lost while it runs."""
-    from torch.distributed import TCPStore
+    """As in its train_ddp.py: a replica group is one rank, or several that shard the model. With its plain wrapper:
+    the hook of the other one (0.2.0) ends a rank with an AssertionError where a neighbour is lost while it runs."""
+    from torch.distributed import PrefixStore, TCPStore, init_process_group
     from torchft import Manager, Optimizer, ProcessGroupGloo
     from torchft.ddp import PureDistributedDataParallel
 
-    model = make_model(megabytes)
+    model, rank, size = make_model(megabytes), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=rank == 0, wait_for_workers=False)
+    if size > 1:  # as in its fsdp_test.py
+        init_process_group("gloo", store=PrefixStore("world", store), rank=rank, world_size=size)
+        sharded(model, init_device_mesh("cpu", (size,)))
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
 
+    def parts():
+        return {name: one.to_local() if size > 1 else one for name, one in model.state_dict().items()}
+
     def load(state):
-        model.load_state_dict(state["model"])
+        for name, one in parts().items():
+            one.copy_(state["model"][name])
         inner.load_state_dict(state["optimizer"])
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
         min_replica_size=1,
         load_state_dict=load,
-        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
-        replica_id=f"rank_{os.environ['RANK']}",
+        state_dict=lambda: {"model": parts(), "optimizer": inner.state_dict()},
+        replica_id=f"group_{os.environ['GROUP']}",
         timeout=timedelta(seconds=30),
         hostname="127.0.0.1",
-        rank=0,
-        world_size=1,
+        rank=rank,
+        world_size=size,
         store_addr="127.0.0.1",
         store_port=store.port,
     )
-    wrapped, optimizer = PureDistributedDataParallel(manager, model), Optimizer(manager, inner)
+    if size > 1:
+        for unit in (*model, model):
+            unit.set_all_reduce_hook(lambda gradient: manager.allreduce(gradient).wait())
+    wrapped = model if size > 1 else PureDistributedDataParallel(manager, model)
+    optimizer = Optimizer(manager, inner)
     inputs, committed = torch.randn(BATCH, WIDTH), 0
     while True:
         diary.tried += 1
@@ -148,7 +159,7 @@ def torchft(diary, folder, megabytes, _):
         optimizer.step()
         if manager.current_step() > committed:
             committed = manager.current_step()
-            diary.tell(committed, manager.num_participants())
+            diary.tell(committed, manager.num_participants() * size)
 
 
 SYSTEMS = {"bagua": bagua, "torchrun": torchrun, "torchft": torchft}

@@ -69,16 +69,17 @@ MODULES = {"bagua": "bagua.torch_api", "torchrun": "torch.distributed.run", "tor
 
 @dataclass(frozen=True)
 class Shape:
-    """``room``: hosts that may be there at the most."""
+    """``room``: hosts that may be there at the most. ``island``: so many ranks share a sharded model."""
 
     hosts: int
     ranks: int
     room: int
+    island: int = 1
 
     @staticmethod
     def of(fault, options):
         hosts, ranks = (1, options.ranks) if fault in ON_ONE_HOST else (options.hosts, 1)
-        return Shape(hosts, ranks, hosts + (fault == "join"))
+        return Shape(hosts, ranks, hosts + (fault == "join"), options.island_size)
 
     @property
     def members(self):
@@ -117,6 +118,10 @@ class System(ABC):
     def host(self, number):
         """The processes of this host, its ranks last."""
 
+    def island(self):
+        """The pids of an island other than the first."""
+        raise Unmeasured("its ranks hold no sharded models here")
+
     @abstractmethod
     def add_host(self): ...
 
@@ -128,8 +133,9 @@ class System(ABC):
         ranks, began = set(read(self.folder)), time.monotonic()
         victims = set()
         if fault == "rank":
-            victims = {sorted(ranks)[1]}
-            os.kill(*victims, signal.SIGKILL)
+            victims = self.island() if self.shape.island > 1 else {sorted(ranks)[1]}
+            began = time.monotonic()
+            os.kill(max(victims), signal.SIGKILL)
         elif fault in ("host", "silent"):
             pids = self.host(1)
             victims = ranks & set(pids)
@@ -182,7 +188,7 @@ class Bagua(System):
 
     def begin(self):
         self._state = tempfile.TemporaryDirectory(prefix="bagua-peers-")
-        self._rig = Rig(Path(self._state.name), self.shape.ranks, self.folder, self.arguments[1:])
+        self._rig = Rig(Path(self._state.name), self.shape.ranks, self.folder, self.arguments[1:], self.shape.island)
         self._rig.start_nodes(self.shape.hosts)
         self._rig.start_job(most=self.shape.room, respawn=0)
 
@@ -194,6 +200,9 @@ class Bagua(System):
     def strike_host(self, pids, fault):
         """Its keeper takes all with it."""
         super().strike_host(pids[:1] if fault == "host" else pids, fault)
+
+    def island(self):
+        return set(self._rig.islands()[1])
 
     def kill_daemon(self):
         """The daemon proper: its keeper starts it again."""
@@ -255,7 +264,7 @@ class Torchft(System):
     def begin(self):
         self._address = f"127.0.0.1:{free_port()}"
         self._start_lighthouse()
-        for _ in range(self.shape.members):
+        for _ in range(self.shape.members // self.shape.island):
             self.add_host()
 
     def _start_lighthouse(self):
@@ -275,8 +284,15 @@ class Torchft(System):
         self._start_lighthouse()
 
     def add_host(self):
-        lighthouse, rank = f"http://{self._address}", str(len(self._groups()))
-        self.spawn(self.python, *self.program, RANK=rank, TORCHFT_LIGHTHOUSE=lighthouse, LOGLEVEL="ERROR")
+        size, port = self.shape.island, str(free_port())
+        place = {"GROUP": str(len(self._groups()) // size), "WORLD_SIZE": str(size), "MASTER_PORT": port}
+        place |= {"TORCHFT_LIGHTHOUSE": f"http://{self._address}", "LOGLEVEL": "ERROR"}
+        for rank in range(size):
+            self.spawn(self.python, *self.program, RANK=str(rank), **place)
+
+    def island(self):
+        size = self.shape.island
+        return {process.pid for process in self._groups()[size : 2 * size]}
 
     def has_ended(self):
         return all(process.poll() is not None for process in self._groups())
