@@ -99,6 +99,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     _tell(session.membership)
     if (size := session.membership.island_size) > 1:
         if words := islands.misfit(size, list(map(len, session.membership.hosts))):
+            session.close()  # in good order: ranks that come to this later say it themselves
             raise ConfigError(
                 f"{words}: choose another --island-size (torchrun: {islands.VARIABLE}), or other numbers of ranks. "
                 "[BG114]"
