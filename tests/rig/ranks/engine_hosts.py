@@ -82,7 +82,10 @@ class EngineHost(RankServiceServicer):
 
     def _watch(self):
         """A rank that is lost ends the job, as the node daemon does it. In an elastic job the others go on."""
-        while self._stop_read not in select.select([self.engine.event_fd(), self._stop_read], [], [])[0]:
+        ready = select.poll()  # select() takes no descriptors from 1024 on
+        ready.register(self.engine.event_fd(), select.POLLIN)
+        ready.register(self._stop_read, select.POLLIN)
+        while self._stop_read not in (descriptor for descriptor, _ in ready.poll()):
             for event in self.engine.events():
                 self.told.append(event)
                 if self.regrouper is not None:
