@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from bagua.torch_api.comm.admission import Carrier
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator, ElasticWorld
-from bagua.torch_api.comm.members import hashed_number
+from bagua.torch_api.comm.members import Mark, hashed_number
 from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import CURRENT, Session, current
 
@@ -29,6 +29,9 @@ class Communicators(Carrier):
         self._session = session
         self._connection = session.connection
         self._growing: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self._made: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()  # which one it is
+        self._count = 0  # of them
+        self._taken_back: dict[int, Communicator] = {}  # by number: see ``rewind``
         self.world = self.attach(0, range(session.membership.world_size), shrinks=True, grows=True)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
@@ -70,11 +73,18 @@ class Communicators(Carrier):
         session = self._session
         if not session.elastic:
             return Communicator(id, members, session.membership.rank, self._connection)
-        made = self._attach_elastic(id, members, shrinks, grows)
-        made.place = place
-        session.renew_with(made)
-        if grows:
-            self._growing.add(made)
+        made = self._taken_back.pop(id, None)
+        if made is not None and not made.is_of(members):
+            made.destroy()  # before its number is another's
+            made = None
+        if made is None:
+            made = self._attach_elastic(id, members, shrinks, grows)
+            made.place = place
+            session.renew_with(made)
+            if grows:
+                self._growing.add(made)
+        self._count += 1
+        self._made[made] = self._count
         return made
 
     def part(self) -> None:
@@ -117,14 +127,18 @@ class Communicators(Carrier):
         for one in self._growing:
             one.renew_ranks()
 
-    def mark(self) -> tuple[int, dict[str, int]]:
+    def mark(self) -> Mark:
         """State of the numbering, for ``rewind``."""
-        return self._world_ids, dict(self._counts)
+        return Mark(self._world_ids, dict(self._counts), self._count)
 
-    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
-        """Numbers given since ``mark`` are given again: all ranks do again what took them, and some had got
-        further."""
-        self._world_ids, self._counts = mark[0], Counter(mark[1])
+    def rewind(self, mark: Mark) -> Collection[Communicator]:
+        """Numbers given since ``mark`` are given again: all ranks do again what took them, and some had got further.
+        Returns the communicators made since then. Whoever holds one forgets it, and asks for it again: with the same
+        number it gets the same one, which the daemon knows."""
+        self._world_ids, self._counts = mark.world_ids, Counter(mark.counts)
+        taken = [one for one, number in self._made.items() if number > mark.made]
+        self._taken_back = {one.id: one for one in taken}
+        return taken
 
     def next_world_id(self, place: int | None = None) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,15 @@ SUBGROUPS = 0x80000000
 """Numbers of communicators from here on are hashes of their members."""
 TWINS = 1 << 22
 DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
+
+
+class Mark(NamedTuple):
+    """Point in the numbering of a session's communicators: numbers given to those of all ranks, numbers given by key,
+    and communicators made."""
+
+    world_ids: int = 0
+    counts: Mapping[str, int] = {}
+    made: int = 0
 
 
 def hashed_number(key: str) -> int:
@@ -158,6 +167,10 @@ class Members(Roster):
     def _is_known(self) -> bool:
         """Returns True if the daemon is to know it."""
         return self._destroy is not None and self._destroy.alive
+
+    def is_of(self, ranks: Sequence[int]) -> bool:
+        """Returns True if exactly these ranks can use it."""
+        return self._is_known() and not self._aborted and not self.lost and self.ranks == tuple(ranks)
 
     def renew_ranks(self) -> None:
         """``renew`` without telling the daemon."""

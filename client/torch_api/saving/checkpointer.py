@@ -142,8 +142,11 @@ class Checkpointer:
             return attempt()
         made = communicators(session)
         mark = made.mark()
-        # Communicators that the first attempt made get their numbers again.
-        return units(session).together(0, lambda: self._world, attempt, again=lambda: made.rewind(mark))
+
+        def again() -> None:
+            made.rewind(mark)  # communicators that the first attempt made get their numbers again
+
+        return units(session).together(0, lambda: self._world, attempt, again)
 
     def _begin(self) -> None:
         """Rank 0 prepares the folder, and all see whether they can write there."""

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -155,6 +155,11 @@ class Runner:
     def give_own_again(self) -> None:
         """The next calls of ``own_communicator`` return those that there are."""
         self._own_given = 0
+
+    def take_back(self, made: Collection[Communicator]) -> None:
+        self._places = {place: one for place, one in self._places.items() if one not in made}
+        self._own = [one for one in self._own if one not in made]
+        self.give_own_again()
 
     def make_twins(self, more: Iterable[Any], buckets: Sequence[PlanBucket]) -> None:
         """Makes communicators of its own, and ``more``, ready for a device. All ranks of the model call it together,

@@ -3,7 +3,7 @@ on all ranks or on none (``comm/commit``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.retry import Unit, units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.members import Mark, Members
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.connection import Regrouped, Times
 from bagua.torch_api.job.session import Session
@@ -60,7 +60,7 @@ class AtOnce(nullcontext[None]):
     """The unit of a job whose members stay: each exchange counts at once."""
 
     repeated = settled = False
-    mark: tuple[int, dict[str, int]] = 0, {}
+    mark = Mark()
 
     def vote(self) -> None:
         """Returns at once: all members are there."""
@@ -140,8 +140,8 @@ class ModelRanks(Protocol):
     @property
     def voters(self) -> Communicator: ...
 
-    def give_own_again(self) -> None:
-        """Communicators of the model's own are given once more."""
+    def take_back(self, made: Collection[Communicator]) -> None:
+        """Forgets these communicators, and gives its own from the first on once more."""
         ...
 
 
@@ -177,8 +177,7 @@ class ElasticVote(Vote):
         return self._group.voters
 
     def rewind(self, unit: Unit | AtOnce) -> None:
-        self._communicators.rewind(unit.mark)
-        self._group.give_own_again()
+        self._group.take_back(self._communicators.rewind(unit.mark))
 
     def attach(self, buckets: Sequence[PlanBucket]) -> Flags | None:
         flags = self._units.flags

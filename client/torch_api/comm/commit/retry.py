@@ -19,7 +19,7 @@ from bagua.torch_api.comm.admission import Admission, Unfit
 from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.ledger import Ledger
 from bagua.torch_api.comm.enter_messages import Row, call_the_roll
-from bagua.torch_api.comm.members import Members, active_members
+from bagua.torch_api.comm.members import Mark, Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.state_holders import Outcome, Standing, settle
@@ -100,7 +100,7 @@ class Unit:
         self._steps = steps
         self._part = units.flags.inside
         self._begun = self.repeated = self.settled = False
-        self.mark: tuple[int, dict[str, int]] = 0, {}
+        self.mark = Mark()
         self._generation = 0
         self._comm: int | None = None
         self._stays = False  # operations of this thread are of that generation

@@ -31,7 +31,8 @@ from training_scenarios.support import (
 )
 
 import bagua.torch_api as bagua
-from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
+from bagua.algorithms.async_model_average import AsyncModelAverageAlgorithm
+from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.base import islands
 from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.comm.commit.retry import units
@@ -551,6 +552,36 @@ def test_a_loss_while_models_are_wrapped(ranks, phase):
     environment = {VARIABLE: f"0:0:0:{phase}"}
     ranks.start(rank_train, nprocs=3, elastic=True, environment=environment, wrapping=True, average=False)
     check_survivors(ranks, [Kill(0, 0, 0, "ready")], average=False)
+
+
+def rank_wraps_two(sharded):
+    """The second model communicates apart from the first, in which a rank was lost while it was wrapped."""
+    member, models = begin(), [seeded(wide_mlp), seeded(wide_mlp)]
+    algorithm = GradientAllReduceAlgorithm() if sharded else AsyncModelAverageAlgorithm()
+    fault = Fault(list)
+    fault.step = 0
+    optimizers = []
+    for model in models:
+        if sharded:
+            shard(model)
+        optimizers.append(sgd(model))
+        model.with_bagua([optimizers[-1]], algorithm)
+    for model, optimizer in zip(reversed(models), reversed(optimizers), strict=True):
+        if not sharded:  # ranks average at moments of their own
+            model.bagua_algorithm.abort(model)
+        wide_square(model, member, 0).backward()
+        optimizer.step()
+    numbers = [number for model in models for number in model.bagua_ddp._runner.numbers]
+    return numbers, [[one.tolist() for one in whole_parameters(model)] for model in models]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_loss_while_the_first_of_two_models_is_wrapped(ranks, sharded):
+    """Communicators that ranks made for it before the loss, and after, have numbers of their own."""
+    environment = {VARIABLE: "3:0:0:ready", islands.VARIABLE: str(1 + sharded)}
+    ranks.start(rank_wraps_two, nprocs=6, elastic=True, environment=environment, sharded=sharded)
+    for numbers, (first, second) in ranks.left((2, 3) if sharded else (3,)):
+        assert len(set(numbers)) == len(numbers) == 4 and first == second
 
 
 def rank_in_the_style_of_the_original(mode, folder):
