@@ -96,7 +96,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._model = bagua_ddp
         if self.peer_selection_mode == "shift_one":
             # One step that communicates, never two: the second one would be waited for.
-            pairs = self._pairs[bucket.name] = Pairs(self.process_group, hierarchical=False, private=True, rests=True)
+            # The name is the model's: ranks may begin exchanges of two models in different orders.
+            name = f"averages beside {own.id}"
+            pairs = self._pairs[bucket.name] = Pairs(self.process_group, hierarchical=False, private=name, rests=True)
             steps = mean_of_pair(bucket, pairs, self.codec, everywhere=True, keep_snapshot=True)
         else:
             steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: own, keep_snapshot=True)

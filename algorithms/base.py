@@ -23,6 +23,9 @@ class Communicator(Protocol):
     """Ranks that communicate among themselves, as algorithms see it. Positions count from 0, in the order of
     ``ranks``."""
 
+    id: int
+    """Its number, the same on all members."""
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks of the job that are members, ascending."""
@@ -51,10 +54,11 @@ class ProcessGroup(Protocol):
         """A communicator for some of the group's ranks (global numbers), this one among them; the same object each
         time. Members alone call it, the first time all of them, in the same order."""
 
-    def new_communicator(self, ranks: Sequence[int] | None = None, *, of_generation: bool = False) -> Communicator:
+    def new_communicator(self, ranks: Sequence[int] | None = None, *, purpose: str = "") -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
-        make theirs in the same order. It ends with the last reference to it. ``of_generation``: they do so at moments
-        of their own, and nobody uses it when the members of an elastic job have changed."""
+        make theirs in the same order. It ends with the last reference to it. ``purpose``: they do so at moments of
+        their own, in the same order among those of this purpose, and nobody uses it when the members of an elastic job
+        have changed."""
 
 
 class Bucket(Protocol):

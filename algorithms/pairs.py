@@ -15,17 +15,15 @@ class Pairs:
     In round s unit u < n/2 meets unit n/2 + (s + u) mod n/2, so that after n/2 rounds each unit of one half has met
     each of the other. ``round`` is that s. One unit has no peer. ``met``: the peer of the last round that has begun.
 
-    ``private``: for exchanges that ranks begin at moments of their own, one after the other. Its communicators serve
-    nobody else, and each call of ``leaders`` or ``everybody`` begins a round. Otherwise the owner counts ``round`` up,
-    and communicators are the process group's, which all use in the same order.
+    ``private``: a name that no others have, for exchanges that ranks begin at moments of their own, one after the
+    other. Their communicators serve nobody else, and each call of ``leaders`` or ``everybody`` begins a round.
+    Otherwise the owner counts ``round`` up, and communicators are the process group's, which all use in the same order.
 
     ``rests``: where the number of units is odd, one of them has no peer in each round. Otherwise ValueError is raised
     for an odd number above 1.
     """
 
-    def __init__(
-        self, process_group: ProcessGroup, hierarchical: bool, private: bool = False, rests: bool = False
-    ) -> None:
+    def __init__(self, process_group: ProcessGroup, hierarchical: bool, private: str = "", rests: bool = False) -> None:
         self._group = process_group
         self._private = private
         self.hierarchical = hierarchical
@@ -108,18 +106,18 @@ class Pairs:
         if self.n > 1 and not self.is_absent(self.peer):
             return False
         self.met = self.peer
-        self.round += self._private
+        self.round += bool(self._private)
         return True
 
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
         self.met = self.peer
-        self.round += self._private
+        self.round += bool(self._private)
         return self._own(ranks) if self._private else self._group.communicator(sorted(ranks))
 
     def _own(self, ranks: tuple[int, ...]) -> Communicator:
         key = tuple(sorted(ranks))  # each of the two names itself first
         if key not in self._kept:
-            self._kept[key] = self._group.new_communicator(key, of_generation=True)
+            self._kept[key] = self._group.new_communicator(key, purpose=self._private)
         return self._kept[key]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,9 +15,25 @@ from bagua.torch_api.comm.admission import Carrier
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator, ElasticWorld
-from bagua.torch_api.comm.members import Mark, hashed_number
+from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import CURRENT, Session, current
+
+
+class Holder(Protocol):
+    """Holds communicators that it has made."""
+
+    def take_back(self, made: Collection[Communicator]) -> None:
+        """Forgets these communicators: they are to be asked for again."""
+        ...
+
+
+class _Drawn(threading.local):
+    """Numbers that this thread has drawn in its unit since the last mark: keys of counts, and communicators made."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.made: list[weakref.ref[Communicator]] = []
 
 
 class Communicators(Carrier):
@@ -29,9 +47,11 @@ class Communicators(Carrier):
         self._session = session
         self._connection = session.connection
         self._growing: weakref.WeakSet[Communicator] = weakref.WeakSet()
-        self._made: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()  # which one it is
-        self._count = 0  # of them
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._drawn = _Drawn()
         self._taken_back: dict[int, Communicator] = {}  # by number: see ``rewind``
+        if session.elastic:
+            session.renew_with(self)  # before all communicators
         self.world = self.attach(0, range(session.membership.world_size), shrinks=True, grows=True)
         self._world_ids = 0
         self._counts: Counter[str] = Counter()
@@ -49,15 +69,15 @@ class Communicators(Carrier):
         same order; operations on different communicators need not be in the same order on all ranks."""
         members = sorted(ranks)
         if tuple(members) == self.world.ranks:
-            return self.attach(self.next_world_id(), members)
+            return self.attach(self.next_world_id(), members, counted=True)
         numbers = self.numbers(members)
-        return self.make(f"{numbers} {self.count(str(numbers))}", members)
+        return self.make(f"{numbers} {self.count(str(numbers))}", members, counted=True)
 
-    def make(self, key: str, members: Sequence[int], *, shrinks: bool = False) -> Communicator:
+    def make(self, key: str, members: Sequence[int], *, shrinks: bool = False, counted: bool = False) -> Communicator:
         """A communicator of some of the ranks whose number follows from ``key``, which its members choose alike and
-        nobody chooses again. Raises CommunicationError if another one has the same number, as one in two thousand
-        million pairs does."""
-        return self.attach(hashed_number(key), members, shrinks=shrinks)
+        nobody chooses again. ``counted``: there is a ``count`` in it. Raises CommunicationError if another one has the
+        same number, as one in two thousand million pairs does."""
+        return self.attach(hashed_number(key), members, shrinks=shrinks, counted=counted)
 
     def attach(
         self,
@@ -67,14 +87,15 @@ class Communicators(Carrier):
         shrinks: bool = False,
         grows: bool = False,
         place: int | None = None,
+        counted: bool = False,
     ) -> Communicator:
         """Returns this rank's end of communicator ``id``. ``place``: newcomers at this position of their islands
-        become members."""
+        become members. ``counted``: the number was drawn just now, and a repeat draws it again."""
         session = self._session
         if not session.elastic:
             return Communicator(id, members, session.membership.rank, self._connection)
-        made = self._taken_back.pop(id, None)
-        if made is not None and not made.is_of(members):
+        made = self._taken_back.pop(id, None) if counted else None
+        if made is not None and not made.is_alike(members, shrinks, grows, place):
             made.destroy()  # before its number is another's
             made = None
         if made is None:
@@ -83,8 +104,8 @@ class Communicators(Carrier):
             session.renew_with(made)
             if grows:
                 self._growing.add(made)
-        self._count += 1
-        self._made[made] = self._count
+        if counted and units(session).inside:  # nothing else is repeated
+            self._drawn.made.append(weakref.ref(made))
         return made
 
     def part(self) -> None:
@@ -127,18 +148,28 @@ class Communicators(Carrier):
         for one in self._growing:
             one.renew_ranks()
 
-    def mark(self) -> Mark:
-        """State of the numbering, for ``rewind``."""
-        return Mark(self._world_ids, dict(self._counts), self._count)
+    def mark(self) -> int:
+        """A point of this thread's to which it may ``rewind``, until it sets another one."""
+        self._drawn.keys.clear()
+        self._drawn.made.clear()
+        return self._world_ids
 
-    def rewind(self, mark: Mark) -> Collection[Communicator]:
-        """Numbers given since ``mark`` are given again: all ranks do again what took them, and some had got further.
-        Returns the communicators made since then. Whoever holds one forgets it, and asks for it again: with the same
-        number it gets the same one, which the daemon knows."""
-        self._world_ids, self._counts = mark.world_ids, Counter(mark.counts)
-        taken = [one for one, number in self._made.items() if number > mark.made]
-        self._taken_back = {one.id: one for one in taken}
-        return taken
+    def rewind(self, mark: int) -> None:
+        """Numbers that this thread has drawn since ``mark`` are drawn again: all ranks do again what took them, and
+        some had got further. Their communicators are taken back. Whoever draws such a number next gets the same one,
+        which the daemon knows, in this generation."""
+        self._world_ids = mark
+        self._counts.subtract(self._drawn.keys)
+        taken = [one for one in (made() for made in self._drawn.made) if one is not None]
+        self.mark()
+        self._taken_back |= {one.id: one for one in taken}
+        for holder in list(self.holders) if taken else ():
+            holder.take_back(taken)
+
+    def renew(self) -> None:
+        """In a new generation: ends those that were taken back and not asked for again, before they are made there."""
+        while self._taken_back:
+            self._taken_back.popitem()[1].destroy()
 
     def next_world_id(self, place: int | None = None) -> int:
         """The number of the next communicator of all ranks. All take it in the same order. The first fifteen are
@@ -151,6 +182,8 @@ class Communicators(Carrier):
     def count(self, key: str) -> int:
         """Returns how often this key was asked for before."""
         self._counts[key] += 1
+        if self._session.elastic and units(self._session).inside:
+            self._drawn.keys.append(key)
         return self._counts[key] - 1
 
 

@@ -106,29 +106,40 @@ class BaguaProcessGroup(Roster):
         return self._part(sorted(ranks))
 
     def new_communicator(
-        self, ranks: Sequence[int] | None = None, *, shrinks: bool = False, of_generation: bool = False
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        shrinks: bool = False,
+        purpose: str = "",
+        number: int | None = None,
     ) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
         make theirs in the same order. It ends with the last reference to it. ``shrinks``: in an elastic job it goes on
         without members that are lost; if it was made without naming ``ranks``, with newcomers too.
 
-        ``of_generation``: members make theirs at moments of their own, and nobody uses it in a later generation. So
-        they agree on its number, whichever of them had made one before a generation ended."""
+        ``purpose``: members make theirs at moments of their own, in the same order among those of this purpose, and
+        nobody uses it in a later generation. So they agree on its number, whichever of them had made one before a
+        generation ended.
+
+        ``number``: with ``ranks`` None, the number that it gets."""
         members = self.ranks if ranks is None else sorted(ranks)
         self._check_members(members)
-        if ranks is None and self.place is not None:
-            number, grows = self._made.next_world_id(self.place), shrinks and self.grows
-            made = self._made.attach(number, members, shrinks=shrinks, grows=grows, place=self.place)
+        if ranks is None and (self.place is not None or number is not None):
+            counted, grows = number is None, shrinks and self.grows
+            number = self._made.next_world_id(self.place) if number is None else number
+            made = self._made.attach(number, members, shrinks=shrinks, grows=grows, place=self.place, counted=counted)
             made.stream = self.stream
             return made
         # Some that are all at the moment may not be so when members have come: they count for themselves then.
         if tuple(members) == self._made.world.ranks and (ranks is None or not self._session.elastic):
-            made = self._made.attach(self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self.grows)
+            number, grows = self._made.next_world_id(), shrinks and self.grows
+            made = self._made.attach(number, members, shrinks=shrinks, grows=grows, counted=True)
         else:
             key = f"{self._key} own {self._made.numbers(members)}"
-            if of_generation:
-                key += f" in {self._session.membership.generation}"
-            made = self._made.make(f"{key} {self._made.count(key)}", members, shrinks=shrinks)
+            if purpose:
+                # Newcomers may be let in during a generation.
+                key += f" for {purpose} in {self._session.membership.generation} of {self.numbers}"
+            made = self._made.make(f"{key} {self._made.count(key)}", members, shrinks=shrinks, counted=True)
         made.stream = self.stream
         return made
 

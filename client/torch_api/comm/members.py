@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,15 +21,6 @@ SUBGROUPS = 0x80000000
 """Numbers of communicators from here on are hashes of their members."""
 TWINS = 1 << 22
 DEVICES, NUMBERS = 4, 1 << 20  # of a rank, and of communicators, that have twins with numbers in a row
-
-
-class Mark(NamedTuple):
-    """Point in the numbering of a session's communicators: numbers given to those of all ranks, numbers given by key,
-    and communicators made."""
-
-    world_ids: int = 0
-    counts: Mapping[str, int] = {}
-    made: int = 0
 
 
 def hashed_number(key: str) -> int:
@@ -168,9 +159,15 @@ class Members(Roster):
         """Returns True if the daemon is to know it."""
         return self._destroy is not None and self._destroy.alive
 
-    def is_of(self, ranks: Sequence[int]) -> bool:
-        """Returns True if exactly these ranks can use it."""
-        return self._is_known() and not self._aborted and not self.lost and self.ranks == tuple(ranks)
+    @property
+    def ended(self) -> bool:
+        """True if it was given back to the daemon."""
+        return self._destroy is not None and not self._destroy.alive
+
+    def is_alike(self, ranks: Sequence[int], shrinks: bool, grows: bool, place: int | None) -> bool:
+        """Returns True if it can be used in the place of a new one, of these ranks."""
+        alike = (self.ranks, self.shrinks, self.grows, self.place) == (tuple(ranks), shrinks, grows, place)
+        return alike and self._is_known() and not self._aborted and not self.lost
 
     def renew_ranks(self) -> None:
         """``renew`` without telling the daemon."""

@@ -357,7 +357,7 @@ class DecentralizedOperation:
         check_mode(mode)
         self._bucket = weakref.ref(bucket)
         self._peer_slot = peer_slot
-        pairs = Pairs(group, hierarchical, private=True) if mode == "shift_one" else None
+        pairs = Pairs(group, hierarchical, private="operations") if mode == "shift_one" else None
         # A host that is alone has no peer, and averages over its own ranks: over everyone.
         self.next_pair = pairs.everybody if pairs is not None and pairs.n > 1 else None
         """Called once per exchange: the ranks that average now. None: all of the group, each time."""

@@ -140,13 +140,7 @@ class Checkpointer:
         session = self._session
         if not session.elastic:
             return attempt()
-        made = communicators(session)
-        mark = made.mark()
-
-        def again() -> None:
-            made.rewind(mark)  # communicators that the first attempt made get their numbers again
-
-        return units(session).together(0, lambda: self._world, attempt, again)
+        return units(session).together(0, lambda: self._world, attempt, numbering=communicators(session))
 
     def _begin(self) -> None:
         """Rank 0 prepares the folder, and all see whether they can write there."""

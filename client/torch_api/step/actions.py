@@ -167,8 +167,11 @@ class AllReduceAction(OneOperation):
         # A newcomer has not run yet: it makes the encoding of what it follows.
         if self.followed[0] and not self.encodings and (members := self.around.communicator(self.step.over)):
             self.encoding(members)
-        held = {members: (one.residual, one.residual_sides) for members, one in self.encodings.items()}
-        return {members: one for members, one in held.items() if one[0]}
+        return {
+            members: (one.residual, one.residual_sides)
+            for members, one in self.encodings.items()
+            if one.residual and not members.ended
+        }
 
     def number_among(self, members: Members) -> int:
         return self.encoding(members).residual

@@ -15,8 +15,9 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
-from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.members import Members, hashed_number
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.connection import Connection, Record
@@ -71,6 +72,7 @@ class Runner:
         self._own_given = 0
         self._held: weakref.WeakSet[Execution] = weakref.WeakSet()
         if session.elastic:
+            communicators(session).holders.add(self)
             session.renew_with(self)
 
     def use_device_of(self, tensor: torch.Tensor) -> None:
@@ -118,9 +120,10 @@ class Runner:
         return found if found is None or self._device is None else found.twin(self._device)
 
     def _place(self, name: str) -> Communicator | None:
-        if name not in self._places:
-            self._places[name] = self._new_communicator(name)
-        return self._places[name]
+        if name in self._places:
+            return self._places[name]
+        found = self._places[name] = self._new_communicator(name)
+        return found
 
     def _members_of(self, place: str) -> list[int]:
         hosts = self._group.hosts
@@ -130,11 +133,23 @@ class Runner:
             return list(next(host for host in hosts if self._rank in host))
         return [host[0] for host in hosts]
 
+    def _numbers_of(self, place: str) -> tuple[int, ...]:
+        return tuple(communicators(self.session).numbers(self._members_of(place)))
+
     def _new_communicator(self, place: str) -> Communicator | None:
         if place == EVERYONE:
             return self._group.new_communicator(shrinks=True)
         members = self._members_of(place)
-        return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
+        if not self.session.elastic:
+            return self._group.new_communicator(members, shrinks=True) if self._rank in members else None
+        # Some ranks ask for it just before a loss, and others, which meet the loss, after it: the number follows from
+        # the model and the members alone.
+        key = f"{place} of {self.everyone.id}"  # asked on all ranks: it draws a number the first time
+        if self._rank not in members:
+            return None
+        made = communicators(self.session).make(f"{key}: {self._numbers_of(place)}", members, shrinks=True)
+        made.stream = self._group.stream
+        return made
 
     @property
     def _rank(self) -> int:
@@ -157,9 +172,12 @@ class Runner:
         self._own_given = 0
 
     def take_back(self, made: Collection[Communicator]) -> None:
-        self._places = {place: one for place, one in self._places.items() if one not in made}
+        """See ``Holder``."""
+        for place, one in list(self._places.items()):  # another thread may ask for others meanwhile
+            if one in made:
+                self._places.pop(place, None)
         self._own = [one for one in self._own if one not in made]
-        self.give_own_again()
+        self._own_given = min(self._own_given, len(self._own))
 
     def make_twins(self, more: Iterable[Any], buckets: Sequence[PlanBucket]) -> None:
         """Makes communicators of its own, and ``more``, ready for a device. All ranks of the model call it together,
@@ -182,11 +200,10 @@ class Runner:
         for execution in list(self._held):
             execution.renew()
         for place, found in list(self._places.items()):
-            members = self._members_of(place)
             if found is not None:
-                found.renew_ranks()
-            if found is None or found.ranks != tuple(members):  # a host has another first rank
-                del self._places[place]
+                found.renew_ranks()  # at once: other threads may ask for them
+            if place != EVERYONE and (found is None or found.numbers != self._numbers_of(place)):
+                self._places.pop(place, None)
                 if found is not None:
                     found.destroy()
 
@@ -214,8 +231,10 @@ class Runner:
             del self._places[place]
         own = len(numbers) - len(self._of_units)
         while len(self._own) < own:
-            self._own.append(self._group.new_communicator(shrinks=True))
-            self._own[-1].part()  # it is made when all are
+            # Under any number that no other has: it takes that of the others, and is made when all are.
+            number = hashed_number(f"{len(self._own)} of newcomer {self._rank} in {self.everyone.id}")
+            self._own.append(self._group.new_communicator(shrinks=True, number=number))
+            self._own[-1].part()
         while len(self._own) > own:
             self._own.pop().destroy()
         for one, number in zip((*self._of_units, *self._own), numbers, strict=True):

@@ -175,7 +175,7 @@ class TrainingStep:
             while True:
                 with unit:  # a loss ends the block, and the next generation is entered
                     if unit.repeated:
-                        self._vote.rewind(unit)
+                        self._vote.begin_again()
                         self._undo()
                     if not unit.settled:
                         times, begin = self._exchange()

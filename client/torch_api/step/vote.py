@@ -3,7 +3,7 @@ on all ranks or on none (``comm/commit``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.retry import Unit, units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.comm.members import Mark, Members
+from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.connection import Regrouped, Times
 from bagua.torch_api.job.session import Session
@@ -60,7 +60,6 @@ class AtOnce(nullcontext[None]):
     """The unit of a job whose members stay: each exchange counts at once."""
 
     repeated = settled = False
-    mark = Mark()
 
     def vote(self) -> None:
         """Returns at once: all members are there."""
@@ -90,8 +89,8 @@ class Vote:
         """The next exchange of all ranks of the model; see ``Unit``. ``steps``: it is a training step."""
         return AT_ONCE
 
-    def rewind(self, unit: Unit | AtOnce) -> None:
-        """Before a repeat: the numbers of communicators that the first attempt made are given again."""
+    def begin_again(self) -> None:
+        """Before a repeat: communicators of the model's own are given from the first on."""
 
     def together(
         self,
@@ -106,7 +105,7 @@ class Vote:
         while True:
             with unit:
                 if unit.repeated:
-                    self.rewind(unit)
+                    self.begin_again()
                     if again is not None:
                         again()
                 if not unit.settled:
@@ -140,8 +139,8 @@ class ModelRanks(Protocol):
     @property
     def voters(self) -> Communicator: ...
 
-    def take_back(self, made: Collection[Communicator]) -> None:
-        """Forgets these communicators, and gives its own from the first on once more."""
+    def give_own_again(self) -> None:
+        """Communicators of the model's own are given once more."""
         ...
 
 
@@ -169,15 +168,13 @@ class ElasticVote(Vote):
         return self._session.weights.changes
 
     def unit(self, steps: bool = False) -> Unit:
-        found = Unit(self._units, self._group.voters.id, self._members, True, steps)
-        found.mark = self._communicators.mark()  # a repeat gives the communicators' numbers again from here
-        return found
+        return Unit(self._units, self._group.voters.id, self._members, True, steps, self._communicators)
 
     def _members(self) -> Communicator:
         return self._group.voters
 
-    def rewind(self, unit: Unit | AtOnce) -> None:
-        self._group.take_back(self._communicators.rewind(unit.mark))
+    def begin_again(self) -> None:
+        self._group.give_own_again()
 
     def attach(self, buckets: Sequence[PlanBucket]) -> Flags | None:
         flags = self._units.flags

@@ -148,7 +148,7 @@ def recut(
     while True:
         with unit:
             if unit.repeated:
-                runner.vote.rewind(unit)
+                runner.vote.begin_again()
                 if before is not None:
                     layout.cut(before[0])
                     before[1].put_back(layout.buckets)

@@ -149,3 +149,27 @@ def rank_ends_early():
 
 def test_the_end_of_one_rank_is_no_error_of_the_others(ranks):
     ranks.run(rank_ends_early, hosts=TWO_HOSTS)
+
+
+def rank_has_two_models():
+    """Models of other weights, which don't learn. Each rank has another order of steps. Returns the weights."""
+    bagua.init_process_group()
+    models = []
+    for value in (1.0, 100.0):
+        model = nn.Linear(4, 4)
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, value)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        algorithm = AsyncModelAverageAlgorithm(peer_selection_mode="shift_one", sync_interval_ms=0)
+        models.append((model.with_bagua([optimizer], algorithm), optimizer))
+    for step in range(40):
+        for model, optimizer in models[:: 1 if (bagua.get_rank() + step) % 2 else -1]:
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    for model, _ in models:
+        model.bagua_algorithm.abort(model)
+    return [sorted({value for one in model.parameters() for value in one.flatten().tolist()}) for model, _ in models]
+
+
+def test_pairs_of_two_models_do_not_mix(ranks):
+    assert ranks.run(rank_has_two_models, 4) == [[[1.0], [100.0]]] * 4

@@ -33,8 +33,8 @@ class Group:
     def communicator(self, ranks):
         return Members(ranks, self.rank)
 
-    def new_communicator(self, ranks, of_generation):
-        assert of_generation, "ranks make them at moments of their own"
+    def new_communicator(self, ranks, purpose):
+        assert purpose, "ranks make them at moments of their own"
         return self.communicator(ranks)
 
 
@@ -79,7 +79,7 @@ def test_pairs_are_formed_anew_when_members_are_lost():
 @pytest.mark.parametrize("n", range(1, 8))
 def test_members_of_all_pairs_meet_without_a_circle(n):
     """Each rank waits in each of its communicators for the other member, one after the other: all come to the end."""
-    pairs = [Pairs(Group(n, rank), hierarchical=False, private=True, rests=True) for rank in range(n)]
+    pairs = [Pairs(Group(n, rank), hierarchical=False, private="test", rests=True) for rank in range(n)]
     left = [[one.ranks for one in pair.of_all_rounds()] for pair in pairs]
     assert {ranks for one in left for ranks in one} == {
         (a, b) for a in range((n + 1) // 2) for b in range(n) if b >= (n + 1) // 2

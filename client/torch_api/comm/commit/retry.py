@@ -19,7 +19,7 @@ from bagua.torch_api.comm.admission import Admission, Unfit
 from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.ledger import Ledger
 from bagua.torch_api.comm.enter_messages import Row, call_the_roll
-from bagua.torch_api.comm.members import Mark, Members, active_members
+from bagua.torch_api.comm.members import Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.state_holders import Outcome, Standing, settle
@@ -44,6 +44,14 @@ class OutOfStep(Protocol):
     def begin_anew_together(self) -> bool:
         """If members have changed since it was done last: as a unit of all members. False: they have not."""
         ...
+
+
+class Numbering(Protocol):
+    """Numbers of communicators, which a repeat gives again: see ``Communicators``."""
+
+    def mark(self) -> int: ...
+
+    def rewind(self, mark: int) -> None: ...
 
 
 class Unit:
@@ -71,13 +79,14 @@ class Unit:
         "_comm",
         "_ends_early",
         "_generation",
+        "_mark",
         "_members",
+        "_numbering",
         "_part",
         "_scope",
         "_stays",
         "_steps",
         "_units",
-        "mark",
         "repeated",
         "settled",
     )
@@ -89,10 +98,11 @@ class Unit:
         members: Callable[[], Members],
         ends_early: bool = False,
         steps: bool = False,
+        numbering: Numbering | None = None,
     ) -> None:
         """``members``: who takes part, asked when it is voted on. ``ends_early``: the ``flags`` have been sent, or may
         be before the vote; the same on all members. ``steps``: it is a training step, with which the batches of
-        samplers are used."""
+        samplers are used. ``numbering``: of the communicators that it may make."""
         self._units = units
         self._scope = scope
         self._members = members
@@ -100,7 +110,8 @@ class Unit:
         self._steps = steps
         self._part = units.flags.inside
         self._begun = self.repeated = self.settled = False
-        self.mark = Mark()
+        self._numbering = numbering
+        self._mark = 0
         self._generation = 0
         self._comm: int | None = None
         self._stays = False  # operations of this thread are of that generation
@@ -120,9 +131,13 @@ class Unit:
                 flags.told = UNTOLD
                 if units.some_were_out_of_step:
                     units._stand_by()
+            if self._numbering is not None and self.repeated:
+                self._numbering.rewind(self._mark)
             # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for it
             # before the flags are over: others, which that thread waits for, may wait for them.
             self._generation = units.present()
+            if self._numbering is not None:  # after other models have begun anew, in units of their own
+                self._mark = self._numbering.mark()
             # Whatever other threads enter: operations of this one are of one generation.
             self._before, self._stays = units._session.connection.stay_in(self._generation), True
             flags.comm = self._scope if self._ends_early else None
@@ -286,16 +301,13 @@ class Units:
         scope: int,
         members: Callable[[], Members],
         attempt: Callable[[], T],
-        again: Callable[[], None] = nothing,
         show: Callable[[], None] = nothing,
+        numbering: Numbering | None = None,
     ) -> T:
-        """Runs ``attempt`` as a unit, and returns what it returned. ``again`` is called before it runs once more,
-        ``show`` when it counts."""
-        unit = Unit(self, scope, members)
+        """Runs ``attempt`` as a unit, and returns what it returned. ``show`` is called when it counts."""
+        unit = Unit(self, scope, members, numbering=numbering)
         while True:
             with unit:
-                if unit.repeated:
-                    again()
                 if not unit.settled:
                     found = attempt()
                 unit.vote()

@@ -31,6 +31,7 @@ from training_scenarios.support import (
 )
 
 import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm
 from bagua.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.base import islands
@@ -582,6 +583,35 @@ def test_a_loss_while_the_first_of_two_models_is_wrapped(ranks, sharded):
     ranks.start(rank_wraps_two, nprocs=6, elastic=True, environment=environment, sharded=sharded)
     for numbers, (first, second) in ranks.left((2, 3) if sharded else (3,)):
         assert len(set(numbers)) == len(numbers) == 4 and first == second
+
+
+def rank_averages(name, **options):
+    """Exchanges weights with one peer, or in the ring of hosts."""
+    member, model = begin(), seeded(mlp)
+    optimizer = sgd(model)
+    fault = Fault(lambda: model.bagua_buckets)
+    model.with_bagua([optimizer], Algorithm.init(name, **options))
+    for step in range(STEPS):
+        fault.step = step
+        optimizer.zero_grad()
+        square(model, member, step).backward()
+        optimizer.step()
+    return bagua.get_world_size()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "low_precision_decentralized"},
+        {"name": "decentralized", "peer_selection_mode": "shift_one", "codec": "minmax8"},
+    ],
+    ids=lambda options: options["name"],
+)
+def test_a_loss_as_communicators_of_hosts_are_made(ranks, options, step):
+    """A rank is lost when some have made them and others have not. The exchange is left out, and the next one works."""
+    environment = {VARIABLE: f"3:{step}:0:ready"}
+    assert ranks.survive(rank_averages, (3,), hosts=[[0, 1], [2, 3]], environment=environment, **options) == [3] * 3
 
 
 def rank_in_the_style_of_the_original(mode, folder):

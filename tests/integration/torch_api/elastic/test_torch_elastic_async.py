@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import test_torch_async as training
+import torch
 from rig.files import await_file
 from rig.ranks.faults import kill_self, start_beside
 
@@ -21,7 +22,8 @@ class Trainer(training.Trainer):
 def rank_one_waits(folder, becomes, gone=-1, **options):
     """Member 1 waits in a barrier while the members become ``becomes`` many; the others train meanwhile. ``gone`` is
     killed then. After the barrier all get another average; but not in pairs of an odd number, where one that has rested
-    may leave before another one has met it. Returns the world's size."""
+    may leave before another one has met it. In the end all agree on the number of a group that they make. Returns the
+    world's size."""
     bagua.init_process_group()
     member, file = current().membership.member, Path(folder, "waits")
     if bagua.is_newcomer():
@@ -45,11 +47,15 @@ def rank_one_waits(folder, becomes, gone=-1, **options):
     for _ in range(20) if rest else iter(lambda: trainer.algorithm.rounds > before, True):
         trainer.step()
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+    count = torch.ones(1)
+    bagua.allreduce_inplace(count, comm=bagua.communication.new_group().get_global_communicator())
+    assert count.item() == becomes
     return bagua.get_world_size()
 
 
 MODES = [
     {},
+    {"warmup_steps": 3},
     pytest.param({"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
     pytest.param({"codec": "int4", "everywhere": True}, marks=pytest.mark.full),
     {"peer_selection_mode": "shift_one", "codec": "minmax8", "everywhere": True},
