@@ -102,6 +102,8 @@ class TrainingStep:
         """In an elastic job: buckets go out before the end of this pass in that generation alone, and not before slots
         are those of its members. Gradients that there are already are weighed as those that follow."""
         self._generation = UNSETTLED if self._vote.renewal.changed else generation
+        if self._earlier is not None:
+            self._earlier.look()  # another thread may have entered this generation since the last pass
         if weight != self.weight:
             self._weigh(weight)
 

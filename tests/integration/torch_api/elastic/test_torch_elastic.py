@@ -419,25 +419,31 @@ def test_a_sum_of_several_passes_whose_first_rank_is_lost(ranks, tmp_path):
         assert torch.allclose(found, flat(model), rtol=0, atol=1e-12)
 
 
-def rank_stages():
-    """Rank 0 is killed in the second pass of a step, in which the others have staged a gradient, and no more. A thread
-    of theirs enters the next generation before the pass ends."""
+def rank_stages(inside):
+    """Rank 0 is killed in a later pass of a step. ``inside``: the others have staged a gradient, and no more; otherwise
+    before theirs begins. A thread of theirs enters the next generation then."""
     member = begin()
     model = seeded(lambda: nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2000)).double())
     wrap(model, sgd(model), average=False)
     beside = start_beside()
     last = False
 
-    def rest(_):
-        if last and member == 0:
+    def lose():
+        if member == 0:
             kill_self()
-        while last and current().connection.settled == 1:
+        while current().connection.settled == 1:
             time.sleep(0.001)
+
+    def rest(_):
+        if last and inside:
+            lose()
 
     # Behind the gradients of the last layer. A hook of its parameters would hold them back.
     model[1].register_forward_hook(lambda _, __, hidden: hidden.register_hook(rest) and None)
     for step in range(4):
         last = step == 3
+        if last and not inside:
+            lose()
         part_of(model, member, step).backward()
     beside.join()
     return [parameter.grad for parameter in model.parameters()]
@@ -448,14 +454,15 @@ def part_of(model, member, step):
     return model(torch.randn(4, 10, generator=generator, dtype=torch.float64)).square().mean()
 
 
-def test_staged_gradients_of_a_sum_whose_first_rank_is_lost(ranks):
+@pytest.mark.parametrize("inside", [True, False])
+def test_staged_gradients_of_a_sum_whose_first_rank_is_lost(ranks, inside):
     """Another rank brings what all hold from earlier passes."""
     model = seeded(lambda: nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2000)).double())
     for step, members in enumerate((range(3), range(3), range(3), (1, 2))):
         for member in members:
             part_of(model, member, step).backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    for found in ranks.survive(rank_stages, (0,), 3):
+    for found in ranks.survive(rank_stages, (0,), 3, inside=inside):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
