@@ -31,12 +31,10 @@ class Evidence:
     @property
     def words(self) -> str:
         """The losses, in one sentence without a full stop."""
-        dead: dict[int, RankRecord] = {}
-        for rank in self.dead:  # the rest of an island was ended for the first of its ranks
-            first = dead.setdefault(rank.rank // self.island_size, rank)
-            if rank.exited_at < first.exited_at:
-                dead[rank.rank // self.island_size] = rank
-        ends = (describe_exit(rank, self.island_size) for rank in dead.values())
+        first: dict[int, RankRecord] = {}  # of each island: the others were ended, or failed, for it
+        for rank in sorted(self.dead, key=lambda rank: (rank.follows, rank.exited_at, rank.rank)):
+            first.setdefault(rank.rank // self.island_size, rank)
+        ends = (describe_exit(rank, self.island_size) for rank in first.values())
         losses = [*self.lost.values(), *(" ".join(end.split()) for end in ends)]
         more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
         return f"{'; '.join(loss.rstrip('.') for loss in losses[:_SHOWN])}{more}"

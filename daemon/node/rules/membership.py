@@ -134,13 +134,14 @@ def lost(state: JobState, member: int, now: float) -> JobState:
 
 def end_island(state: JobState, member: int) -> Step:
     """Kills the others of an island that has lost this member: they would wait for it in torch's collectives, or fail
-    there."""
+    there. Members that were lost before it keep their own reasons."""
     rank = state.find(member)
     mates = state.island(rank) if rank is not None else ()
     mates = tuple(one for one in mates if one.phase is RankPhase.RUNNING and not (one.left or one.ends_by == math.inf))
     for mate in mates:
-        words = island_words(rank.rank) if rank is not None else ""
-        state = state.update(mate.member, ends_by=math.inf, told_lost=True, reason=words)
+        state = state.update(mate.member, ends_by=math.inf)
+        if rank is not None and not (mate.lost or mate.told_lost):
+            state = state.update(mate.member, told_lost=True, follows=True, reason=island_words(rank.rank))
     return state, [events.SignalRanks(tuple(mate.pid for mate in mates), signal.SIGKILL)] if mates else []
 
 

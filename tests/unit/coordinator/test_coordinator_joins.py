@@ -143,7 +143,7 @@ def test_lost_ranks_are_replaced_on_their_node():
 def test_a_lost_rank_costs_its_island_and_whole_ones_join():
     """Nodes have two islands of two ranks. A daemon ends ranks that are in no generation any more."""
     c = Cluster("ab", most=2, respawn=3, per_node=4, island_size=2)
-    c.says("a", killed(3), killed(2, 2.0))
+    c.says("a", killed(3, 2.0), replace(killed(2), follows=True))
     assert c.decide().generation == 2 and c.members() == [("a", [0, 1]), ("b", [4, 5, 6, 7])]
     why = "rank 3 of island 1 on node a was killed by SIGKILL; island 1 lost; 3 islands (6 ranks) go on"
     assert c.job.reason == f"generation 2: {why}"

@@ -250,8 +250,15 @@ def test_a_lost_rank_takes_its_island_with_it(end):
     assert "Rank 2 of its island was lost" in membership.ended_here(job, 3)
     job, told = drive(job, exited(2, -9, 9), ev.RankTold(3, "Connection closed by peer", 0.0, lost=False), exited(3, 1))
     assert not told and job.phase is Phase.RUNNING and not job.failure
-    assert [(rank.signal, rank.follows) for rank in job.ranks] == [(9, False), (9, False), (0, False), (0, False)]
+    assert [(rank.signal, rank.follows) for rank in job.ranks] == [(9, False), (9, True), (0, False), (0, False)]
     assert drive(island(ev.RankLeft(3, 0.0)), end)[1] == [], "it has left, and ends by itself"
+
+
+def test_the_first_lost_rank_of_an_island_is_its_reason():
+    """Also where a mate that was killed for it ends before it."""
+    job, _ = drive(island(), ev.RankLost(2, "connection closed", 0.0), exited(3, -9, 9), exited(2, -9, 9))
+    assert [rank.follows for rank in job.ranks[:2]] == [False, True]
+    assert "Rank 2 of its island" in job.ranks[1].reason and "island" not in job.ranks[0].reason
 
 
 @pytest.mark.parametrize("end", ENDS[:2])
