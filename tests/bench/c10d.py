@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The backend of torch.distributed beside Gloo: DDP's steps, FSDP2's steps, small all-reduces, in the same processes.
+And steps of FSDP2 on islands beside those that exchange nothing between islands.
 
     python tests/bench/c10d.py                                   # all, about ten minutes
     python tests/bench/c10d.py --only ddp,fsdp --seconds 20
-    python tests/bench/c10d.py --only network,few-bits           # two hosts at 1 Gbit/s; needs root
+    python tests/bench/c10d.py --only network,few-bits,islands   # two hosts; needs root
 
 Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
 row stands beside it, and the best that there is to gain: Gloo's step over one that exchanges nothing ("silent": DDP
@@ -22,16 +23,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
+from bagua.algorithms.diloco import StreamingDiLoCoAlgorithm
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.models import WORKLOADS, Transformer
 from bagua.cli.bench import tasks
 from bagua.tuning.network import Network, parse_network
 
 ALONE, SILENT, OURS, GLOO, OWN, FEW = "alone", "silent", "bagua", "gloo", "bagua.torch_api", "int4"
+DILOCO = "streaming_diloco int4"
 MODELS = ("mlp", "resnet", "transformer")
 TURN_S = 0.4  # a turn has as many steps as fit, at least one
 MOST_STEPS = 200
@@ -46,10 +49,10 @@ def groups():
     return {OURS: dist.group.WORLD, GLOO: dist.new_group(backend="gloo")}
 
 
-def turn_of(train, warm_up):
+def turn_of(train, warm_up, fewest=1):
     """Seconds of a step of the slowest rank, each time it is called."""
     train(warm_up)
-    steps = max(1, min(MOST_STEPS, int(TURN_S / harness.slowest(harness.seconds(lambda: train(1))))))
+    steps = max(fewest, min(MOST_STEPS, int(TURN_S / harness.slowest(harness.seconds(lambda: train(1))))))
 
     def turn():
         bagua.barrier()
@@ -58,9 +61,11 @@ def turn_of(train, warm_up):
     return turn
 
 
-def trainer(model, loss_of, warm_up):
-    """A turn of steps of this model."""
+def trainer(model, loss_of, warm_up, algorithm=None):
+    """A turn of steps of this model. ``algorithm``: wrapped with it; at least one period."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if algorithm is not None:
+        model.with_bagua([optimizer], algorithm)
 
     def train(steps):
         for _ in range(steps):
@@ -68,7 +73,7 @@ def trainer(model, loss_of, warm_up):
             loss_of(model).backward()
             optimizer.step()
 
-    return turn_of(train, warm_up)
+    return turn_of(train, warm_up, 1 if algorithm is None else algorithm.interval)
 
 
 def ddp(config):
@@ -93,6 +98,17 @@ def kept(_, bucket):  # DDP refuses annotations that are text
     return done
 
 
+def shard(model, mesh):
+    """Shards it by layer."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers = model.layers.layers if isinstance(model, Transformer) else model.children()
+    for layer in layers:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def silent_group():
     """torch's group for its own tests, which exchanges nothing; none where this torch has it elsewhere."""
     try:
@@ -104,8 +120,6 @@ def silent_group():
 
 def fsdp(config):
     """The same with FSDP2, sharded by layer; between hosts also with few bits."""
-    from torch.distributed.fsdp import fully_shard
-
     from bagua.fsdp import compress
 
     torch.manual_seed(0)
@@ -115,16 +129,22 @@ def fsdp(config):
     if config.get("few"):
         systems = {FEW: systems.pop(OURS), **systems}
     for name, group in systems.items():
-        mesh = DeviceMesh.from_group(group, "cpu")
-        model = copy.deepcopy(workload.model)
-        layers = model.layers.layers if isinstance(model, Transformer) else model.children()
-        for layer in layers:
-            if any(True for _ in layer.parameters()):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        model = shard(copy.deepcopy(workload.model), DeviceMesh.from_group(group, "cpu"))
         if name == FEW:
             compress(model)
         turns[name] = trainer(model, workload.loss_of, config["warm_up"])
+    return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
+
+
+def islands(config):
+    """The same of islands, each on a host, which exchange nothing, or fragments of their shards."""
+    torch.manual_seed(bagua.get_island())
+    workload = WORKLOADS[config["model"]](**config["sized"])
+    mesh = init_device_mesh("cpu", (bagua.get_island_size(),))
+    turns = {}
+    for name, algorithm in ((SILENT, None), (DILOCO, StreamingDiLoCoAlgorithm())):
+        model = shard(copy.deepcopy(workload.model), mesh)
+        turns[name] = trainer(model, workload.loss_of, config["warm_up"], algorithm)
     return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
 
 
@@ -149,7 +169,7 @@ def operations(config):
     return harness.medians(harness.interleave(turns, config["seconds"], config["rounds"], warm=True))
 
 
-KINDS = {"ddp": ddp, "fsdp": fsdp, "operations": operations}
+KINDS = {"ddp": ddp, "fsdp": fsdp, "islands": islands, "operations": operations}
 
 
 def measure(config):
@@ -161,7 +181,8 @@ def measure(config):
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. ``least``: times as fast as Gloo that are promised; ``most_us``: over our own primitive."""
+    """One measurement. ``least``: times as fast as Gloo that are promised; ``most_us``: over our own primitive;
+    ``most``: times the step that exchanges nothing."""
 
     group: str
     name: str
@@ -171,6 +192,7 @@ class Case:
     network: Network | None = None
     least: float = 0.0
     most_us: float = 0.0
+    most: float = 0.0
 
 
 def cases():
@@ -189,6 +211,10 @@ def cases():
     for model, least in (("mlp", 3.5), ("transformer", 0.0)):
         config = {"kind": "fsdp", "model": model, "few": True}
         made.append(Case("few-bits", f"FSDP2 int4, {model}, 2 hosts x 1, 1 Gbit/s", config, 2, 1, gigabit, least))
+    config = {"kind": "islands", "model": "transformer", "island_size": 2}
+    for rate in ("1gbit", "100mbit"):
+        name = f"islands, transformer, 2 hosts x 2, {rate}/s"
+        made.append(Case("islands", name, config, 2, 2, parse_network(rate), most=1.1))
     return made
 
 
@@ -199,6 +225,9 @@ def row_of(case, options):
     env = {"OMP_NUM_THREADS": str(options.threads)}
     task = tasks.Task(__file__, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env)
     found = tasks.measure(task, case.network)["seconds"]
+    if DILOCO in found:
+        times = found[DILOCO] / found[SILENT]
+        return {"case": case.name, "seconds": found, "times_silent": times, "promised_most": case.most}
     ours = found[FEW if FEW in found else OURS]
     row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / ours, "promised": case.least}
     if ALONE in found:
@@ -214,6 +243,8 @@ def row_of(case, options):
 def show(row):
     seconds = row["seconds"]
     text = f"{row['case']:<38}" + "".join(f"{name} {1e3 * seconds[name]:9.3f} ms  " for name in seconds)
+    if "times_silent" in row:
+        return text + f"{row['times_silent']:6.2f} x silent (promised {row['promised_most']:g})"
     text += f"{row['times_gloo']:6.2f} x Gloo"
     if row["promised"]:
         text += f" (promised {row['promised']:g})"
@@ -226,7 +257,9 @@ def show(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="ddp,fsdp,operations,network,few-bits", help="groups of cases, with commas")
+    parser.add_argument(
+        "--only", default="ddp,fsdp,operations,network,few-bits,islands", help="groups of cases, with commas"
+    )
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seconds", type=float, default=15.0, help="of turns, for each case")
     parser.add_argument("--rounds", type=int, default=5, help="the fewest")

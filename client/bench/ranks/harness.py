@@ -33,7 +33,8 @@ def run(
         if config.get(key) == value:
             start_again_without(names)
             os.environ["BAGUA_KEEP_MEMORY"] = "0"  # nor does the library set what these variables would
-    os.environ["BAGUA_TORCH_DISTRIBUTED"] = "0"  # the peer that is measured is started by start_gloo
+    if config.get("island_size", 1) == 1:  # islands are torch's world
+        os.environ["BAGUA_TORCH_DISTRIBUTED"] = "0"  # the peer that is measured is started by start_gloo
     torch.set_num_threads(int(config.get("threads", 1)))
     bagua.init_process_group()
     found = measure(config)

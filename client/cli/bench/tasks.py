@@ -69,6 +69,7 @@ class Task:
             workdir=tempfile.gettempdir(),
             nnodes=self.nnodes,
             nproc_per_node=self.nproc_per_node,
+            island_size=self.config.get("island_size", 1),
         )
 
 
