@@ -1,14 +1,15 @@
-"""Steps that average weights, over all ranks or in pairs, as they are or through a codec.
+"""Steps that average weights, over all ranks or in pairs: as they are, or as differences through a codec.
 
 After the steps slot ``PEER`` holds what this rank's weights become if nothing else happened meanwhile; with
 ``keep_snapshot`` slot ``SNAPSHOT`` holds the weights that the steps began with.
 
 Weights never travel through a codec. What travels is a difference to what both ends hold, so that its size, and with it
-the error, is that of recent changes. Over all ranks that is the last common mean R: R += mean(C(x_i - R)), and
-what C loses is fed back. In a pair it is R_ij, on which the two agreed when they last met: with d_i = x_i - R_ij and
-m = w_i C(d_i) + w_j C(d_j), R_ij += m and x_i += m - C(d_i). What C loses then stays in x_i, and so in the next
-difference; the mean of x_i and x_j is kept exactly. (Koloskova et al., "Decentralized Stochastic Optimization and
-Gossip Algorithms with Compressed Communication", ICML 2019, has the idea.)
+the error, is that of recent changes. Over all ranks that is the last common mean R: R += mean(C(x_i - R)), and what C
+loses is fed back. In a pair it is R_ij, on which the two agreed when they last met: with d_i = x_i - R_ij and m = w_i
+C(d_i) + w_j C(d_j), R_ij += m and x_i += m - C(d_i), where w are the shares of the two in their ranks. The loss of C
+then stays in x_i, and so in the next difference; the mean of x_i and x_j, weighted by w, is kept exactly. (Koloskova et
+al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication", ICML 2019, has the
+idea.)
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def mean_of_all(
 def mean_of_pair(
     bucket: Bucket, pairs: Pairs, codec: Codec | None = None, everywhere: bool = False, keep_snapshot: bool = False
 ) -> tuple[Step, ...]:
-    """Steps for the mean with this round's peer; adds the slots that they need. A unit alone averages inside itself."""
+    """Steps for the mean with this round's peer; adds the slots that they need. One unit (rank or host) alone
+    averages over its own ranks."""
     if pairs.n == 1:
         return mean_of_all(bucket, over=HOST if pairs.hierarchical else EVERYONE, keep_snapshot=keep_snapshot)
     codec = fits(bucket, codec)

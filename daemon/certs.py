@@ -21,17 +21,20 @@ def run(
         list[str] | None, typer.Option(help="Name or address by which others reach a machine; again for each.")
     ] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Make new ones although there are some: of a cluster that is stopped.")
+        bool,
+        typer.Option("--renew", help="Overwrite the certificates that there are. Only while the cluster is stopped."),
     ] = False,
     rotate: Annotated[
         str,
         typer.Option(
             metavar="begin|switch|finish",
-            help="Replace them without a stop, in three steps; hand DIR to every machine after each.",
+            help="Replace the certificates without a stop, in three steps. Copy DIR to every machine after each.",
             show_default=False,
         ),
     ] = "",
-    show: Annotated[bool, typer.Option("--show", help="Tell what lies there, and when it ends.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show hosts, authorities and days left of the certificates in DIR.")
+    ] = False,
 ) -> None:
     """One certificate serves every role: copy DIR to each machine, pass --tls DIR to coordinator, daemons and CLI."""
     from bagua.daemon.coordinator.admin import rotation  # imports cryptography: not for --help

@@ -1,4 +1,4 @@
-"""Folders for the state of an ephemeral cluster: temporary folders of this user, removed when their owner has gone."""
+"""Temporary folders of this user for the state of processes, locked by their owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def runtime_root() -> Path:
 
 
 class StateFolder:
-    """A temporary state folder, locked while its owner lives. Those of killed owners are removed by the next run."""
+    """A temporary state folder, locked while its owner lives. A later run removes the folder of an owner that was
+    killed."""
 
     def __init__(self, root: Path | None = None) -> None:
         root = root or runtime_root()
@@ -70,7 +71,6 @@ def _sweep(root: Path) -> None:
     """Removes what killed runs left behind. A folder just made by another run is not locked yet: a minute's grace."""
     for folder in root.glob("run-*"):
         with contextlib.suppress(OSError):
-            # A folder just made is not locked yet.
             if (folder / KEPT_MARK).exists() or time.time() - folder.stat().st_mtime < 60:
                 continue
             descriptor = _lock(folder)

@@ -23,8 +23,9 @@ PROMISES = ("lost", "doubled", "different", "stuck")
 
 @dataclass
 class Played:
-    """Fault that was played. ``pause_s``: of the ranks that are left, less a step; None if they did not go on.
-    ``broken``: how often each promise was broken by it.
+    """Fault, or join, that was played. ``pause_s``: the longest time between two steps of the ranks that are left, less
+    a usual step and the time for which the fault itself held them; None if they made none. ``broken``: how often it
+    broke each promise.
     """
 
     kind: str

@@ -15,9 +15,9 @@ _END = object()
 
 
 class Merged(Generic[T]):
-    """An iterator over what several streams give, in the order in which it comes. It ends when ``first`` has ended and
-    the others have, at most ``patience_s`` later. An error of ``first`` is raised; one of the others ends that stream
-    alone. ``close`` stops the threads that read."""
+    """An iterator over what several streams give, in the order in which it comes. It ends when all have
+    ended, or when ``first`` has and the others give nothing for ``patience_s``. An error of ``first`` is raised; one of
+    the others ends that stream alone. After ``close`` each thread that reads stops at its next item."""
 
     def __init__(self, first: Callable[[], Iterator[T]], *others: Callable[[], Iterator[T]], patience_s: float) -> None:
         self._queue: Queue[tuple[int, object]] = Queue(WAITING)

@@ -3,8 +3,8 @@
     bagua run --nproc-per-node 4 -m bagua.examples.own_algorithm
 
 The mean of all ranks' gradients follows whoever shouts loudest. ``NormalisedMean`` gives every rank the same say: each
-gradient is scaled to length one before it is averaged. The page "An algorithm of your own" in algorithms/README.md
-goes through it. Ends with exit code 1 if the algorithm does not learn.
+gradient is scaled to length one before it is averaged. "An algorithm of your own" in algorithms/README.md goes
+through it. Ends with exit code 1 if the algorithm does not learn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NormalisedMeanImpl(AlgorithmImpl):
 
     def normalise(self, bucket: Bucket) -> None:
         for gradient, scaled in zip(bucket.views(GRADIENT), bucket.views(RESULT), strict=True):
-            torch.div(gradient, gradient.norm().clamp(min=1e-12), out=scaled)  # a gradient of zeros stays one
+            torch.div(gradient, gradient.norm().clamp(min=1e-12), out=scaled)  # zeros stay zeros
 
 
 FEATURES, STEPS, BATCH = 8, 300, 32

@@ -27,7 +27,7 @@ bool ready(int fd, short events) {
 
 Status handle_address(const Handle& handle, const Device& device, Address* out) {
   if (handle.magic != Handle::kMagic) {
-    return {Code::kInvalid, "the handle is none of this plugin: all ranks must use the same network plugin"};
+    return {Code::kInvalid, "the handle is not from this plugin: all ranks must use the same network plugin"};
   }
   if (handle.version != kProtocolVersion) {
     return {Code::kInvalid, "the handle is of version " + std::to_string(handle.version) +
@@ -50,8 +50,9 @@ Status handle_address(const Handle& handle, const Device& device, Address* out) 
   out->v6.sin6_port = htons(handle.port);
   if (handle.link_local != 0) {
     if (device.address.any.sa_family != AF_INET6 || device.address.v6.sin6_scope_id == 0) {
-      return {Code::kInvalid, "the peer has a link-local IPv6 address, but interface " + device.name +
-                                  " is used with another kind: set NCCL_SOCKET_FAMILY or NCCL_SOCKET_IFNAME alike"};
+      return {Code::kInvalid,
+              "the peer has a link-local IPv6 address, but interface " + device.name +
+                  " has none here: set NCCL_SOCKET_FAMILY and NCCL_SOCKET_IFNAME to the same on all hosts"};
     }
     out->v6.sin6_scope_id = device.address.v6.sin6_scope_id;
   }
@@ -77,11 +78,11 @@ Status Connector::step(std::unique_ptr<SendConnection>* out) {
     const int64_t limit = settings().connect_timeout_s * kNsPerS;
     return stepped_ns_ - attempt_ns_ < limit ? Status::ok() : retry(ETIMEDOUT);
   }
-  bool accepted = false;
-  Status refused;
-  if (const int error = read_answer(&accepted, &refused); error != 0) return retry(error);
-  if (!refused) return refused;
-  if (!accepted) return Status::ok();
+  bool answered = false;
+  Status answer;
+  if (const int error = read_answer(&answered, &answer); error != 0) return retry(error);
+  if (!answer) return answer;  // refused
+  if (!answered) return Status::ok();
   std::vector<Fd> sockets;
   for (Pending& pending : sockets_) {
     pace_if_far(pending.socket.get());
@@ -145,7 +146,7 @@ int Connector::greet(size_t index) {
   return 0;
 }
 
-int Connector::read_answer(bool* accepted, Status* refused) {
+int Connector::read_answer(bool* answered, Status* answer) {
   char* at = reinterpret_cast<char*>(&answer_) + answer_got_;
   const ssize_t got = ::recv(sockets_[0].socket.get(), at, sizeof answer_ - answer_got_, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
@@ -153,13 +154,13 @@ int Connector::read_answer(bool* accepted, Status* refused) {
   answer_got_ += static_cast<size_t>(got);
   if (answer_got_ < sizeof answer_) return 0;
   if (answer_.magic != Answer::kMagic) {
-    *refused = {Code::kCorrupt, address_text(address_) + " is no listener of this plugin"};
+    *answer = {Code::kCorrupt, address_text(address_) + " is no listener of this plugin"};
   } else if (answer_.accepted != 1) {
-    *refused = {Code::kUnavailable, address_text(address_) + " speaks version " + std::to_string(answer_.version) +
-                                        " of the protocol, this process version " + std::to_string(kProtocolVersion) +
-                                        ": use the same bagua on all hosts"};
+    *answer = {Code::kUnavailable, address_text(address_) + " speaks version " + std::to_string(answer_.version) +
+                                       " of the protocol, this process version " + std::to_string(kProtocolVersion) +
+                                       ": use the same bagua on all hosts"};
   }
-  *accepted = true;
+  *answered = true;
   return 0;
 }
 

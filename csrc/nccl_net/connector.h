@@ -37,7 +37,7 @@ class Connector {
   int begin();
   int advance(size_t index);
   int greet(size_t index);
-  int read_answer(bool* accepted, Status* refused);
+  int read_answer(bool* answered, Status* answer);
   Status retry(int error);
 
   Handle handle_;

@@ -13,7 +13,7 @@ constexpr int kMaxThreads = 16;
 
 struct Settings {
   int streams;            // data sockets of a connection; the sender's setting counts
-  size_t chunk_bytes;     // bytes of a large message that one socket carries at once
+  size_t chunk_bytes;     // the least bytes of a large message that one socket takes at a time
   size_t inline_bytes;    // messages up to this size are sent with their header on the control socket
   int threads;            // helper threads of the process
   size_t help_bytes;      // outstanding bytes of a connection from which on a helper joins

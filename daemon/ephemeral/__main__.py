@@ -1,11 +1,11 @@
 """``python -m bagua.daemon.ephemeral``: the cluster behind scripts that torchrun or torch.multiprocessing started.
 
 The first rank starts this process in a session of its own. It holds the coordinator, and has one node daemon as a
-child. It submits a job whose ranks join by themselves, and tells the rank where.
+child. It submits a job whose ranks join by themselves, and tells the rank the daemon's socket and the job.
 
 The cluster serves as many such jobs as its processes ask for, one after the other or at once, and ends with the last of
 these processes on this host (``users.py``). With several hosts the first host's cluster admits the others
-(``admission.py``); their messages travel through the rank. It stays until no such job can still run.
+(``admission.py``); their messages travel through the rank. Then it stays until none of their jobs can still run.
 """
 
 from __future__ import annotations

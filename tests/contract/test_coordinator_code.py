@@ -134,7 +134,7 @@ async def test_slow_uploads_keep_no_other_account_out(stands, accounts):
 @on_sqlite
 async def test_an_upload_ends_that_is_too_slow(stands, monkeypatch):
     monkeypatch.setattr(code_archives, "_GRACE_S", 0.1)
-    monkeypatch.setattr(code_archives, "_OF_ACCOUNT", 1)
+    monkeypatch.setattr(code_archives, "_UPLOADS_OF_ACCOUNT", 1)
     code, ends = stands().code, asyncio.Event()
     with pytest.raises(InvalidRequestError, match="KiB a second at least"):
         await code.put(drip(named(b"slow"), ends))

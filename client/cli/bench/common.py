@@ -31,14 +31,14 @@ PlotOption = Annotated[
 ]
 SaveOption = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the result as JSON.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
-SecondsOption = Annotated[float, typer.Option("--seconds", min=0.0, help="Time for each row of systems, about.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds at the least, whatever they take.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=0.0, help="Time for each row of the result, about.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="The fewest rounds, however long they take.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Computing threads of a rank.")]
 
 
 def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Network | None], int]:
     """Returns (networks to measure in, nodes): [None] is this machine as it is. Raises UsageError, also
-    without rights.
+    for --emulate without root.
     """
     if not emulate:
         return [None], nnodes or 1

@@ -55,7 +55,12 @@ def _say(found: Trace, file: Path, events: int) -> None:
     for words in found.missing():
         print(f"missing: {printable(words)}")
     bound = max(found.bounds().values(), default=0)
-    clocks = f"clocks of hosts agree within {bound / 1e3:.0f} µs" if bound else "all hosts share one clock"
+    if any(clock.missing for clock in found.clocks.values()):
+        clocks = "clocks of some hosts are unknown"
+    elif bound:
+        clocks = f"clocks of hosts are within {bound / 1e3:.0f} µs of the coordinator's"
+    else:
+        clocks = "all hosts share one clock"
     print(f"{file}: {events} events of {ranks} {'rank' if ranks == 1 else 'ranks'}; {clocks}")
     if found.empty:
         print("Nothing was recorded.")

@@ -1,4 +1,4 @@
-"""Blocks of any size between all ranks: sends and receives, a limited number at a time.
+"""Blocks of any size between all ranks, as sends and receives, of which a limited number is under way at a time.
 
 ``exchange_blocks`` takes tensors at any place, and copies them. ``RowExchange`` has memory of its own for rows, which
 its caller fills and reads.
@@ -112,7 +112,7 @@ def _behind(start: Place, nbytes: int) -> Place:
 
 
 def _exchange(where: _Way, gives: RankBlocks, takes: RankBlocks) -> None:
-    """Exchanges all blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
+    """Exchanges all blocks through memory of our own. The block of this rank itself goes nowhere."""
     dtype, group = gives.tensor.dtype, where.group
     me = group.rank()
     given, target = gives.flat(), takes.flat()
@@ -217,7 +217,7 @@ def _is_over(connection: Connection, ticket: int) -> bool:
 class _Messages:
     """Sends and receives under way, in the block of ``with``. The core has room for a limited number."""
 
-    LIMIT = 256  # half of
+    LIMIT = 256  # the core has room for twice as many
 
     def __init__(self, where: _Way, dtype: torch.dtype, *memory: torch.Tensor) -> None:
         """``memory``: where all blocks lie."""

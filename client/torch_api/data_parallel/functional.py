@@ -1,4 +1,4 @@
-"""Collectives for autograd under the path of the original: ``layers.functional``."""
+"""``layers.functional``, under the path that it has in the original Bagua."""
 
 from bagua.torch_api.communication import ReduceOp
 from bagua.torch_api.layers.functional import (

@@ -1,4 +1,4 @@
-"""A service that a rank starts for its own job, and the messages between the two."""
+"""A service that a rank starts for its own job (ephemeral cluster, enrolment), and the messages between them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TAIL_BYTES = 4000
 
 
 class LeashedService:
-    """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends with the socket: when this process
-    does, or calls ``close``."""
+    """A child, ``python -m ARGUMENTS --leash DESCRIPTOR``, in a POSIX session of its own. It ends with its socket: when
+    this process does, or calls ``close``."""
 
     _started: ClassVar[list[subprocess.Popen[bytes]]] = []  # kept, so that they are reaped and not warned about
 
@@ -42,8 +42,8 @@ class LeashedService:
         self._started.append(self._process)
 
     def receive(self, deadline_s: float) -> dict[str, Any]:
-        """Its next message. Raises ServiceError if that tells of an error, and, with the last words of the service, if
-        none comes in time."""
+        """Its next message. Raises ServiceError if the message tells of an error, and, with the last words of the
+        service, if it has ended or none comes in time."""
         pidfd = os.pidfd_open(self._process.pid)
         try:
             readable, _, _ = select.select([self._socket.fileno(), pidfd], [], [], deadline_s)

@@ -18,7 +18,7 @@ from bagua.torch_api.optim.rules import (
     CACHED_ELEMENTS,
     SERIAL_ELEMENTS,
     calls_closure_once,
-    is_known,
+    is_elementwise,
     kind,
     refuse_group,
     refuse_optimizer,
@@ -143,7 +143,7 @@ class Fusion:
             states[part.leaf] = part.state
         self._witness = None
         # Zero or a power of two: later steps are tried less and less.
-        if self._parts and not is_known(self.optimizer) and self._steps & (self._steps - 1) == 0:
+        if self._parts and not is_elementwise(self.optimizer) and self._steps & (self._steps - 1) == 0:
             self._witness = Witness(self.optimizer, self._parts)
             for number, parameter, state in self._witness.parameters:
                 lists[number].append(parameter)

@@ -15,11 +15,11 @@ CACHED_ELEMENTS = 131072  # a block on one thread: more would leave the cache be
 # Elements of a parameter on the CPU above which a kernel call of its own costs little beside its work.
 LARGEST = SERIAL_ELEMENTS // 2
 
-# Fewer fit into no two vectors of any processor, so torch's loops take such rows element by element, however long they
-# are: their bits don't depend on the row's length.
+# A row of fewer bytes fills no two vectors of any processor. So torch's loops take it element by element, and rows of
+# different lengths below this get the same bits.
 TINY_BYTES = 32
 
-_WHOLE = {
+_NOT_ELEMENTWISE = {
     "LBFGS": "LBFGS flattens all parameters itself, and calls its closure several times",
     "SparseAdam": "SparseAdam works on sparse gradients, which have no place in a flat tensor",
     "Adafactor": "Adafactor takes means over the rows and columns of each parameter",
@@ -28,8 +28,9 @@ _WHOLE = {
 ALONE = "no other parameter of its size, dtype and kind of state shares its group"
 
 
-def is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """True if the optimizer's step is known to treat each element by itself: torch's own, or a class that says so."""
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the optimizer's step treats each element by itself, as far as is known: torch's own, or a class that says
+    so."""
     told = getattr(optimizer, "elementwise", None)
     if told is not None:
         return bool(told)
@@ -43,7 +44,7 @@ def calls_closure_once(optimizer: torch.optim.Optimizer) -> bool:
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Says why no parameter of this optimizer can be fused now; empty if some may be."""
-    for name, words in _WHOLE.items():
+    for name, words in _NOT_ELEMENTWISE.items():
         known = getattr(torch.optim, name, None)  # older versions of torch lack some classes
         if known is not None and isinstance(optimizer, known):
             return words
@@ -62,8 +63,8 @@ def refuse_group(group: dict[str, Any]) -> str:
 
 
 def refuse_parameter(parameter: torch.Tensor, state: dict[str, Any], stepped: bool) -> str:
-    """Says why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, and so has
-    its state.
+    """Says why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, so that its state
+    is there.
     """
     if not parameter.requires_grad:
         return "it is frozen"
@@ -93,7 +94,8 @@ def _fits(value: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def kind(parameter: torch.Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """Parameters of one kind can share a tensor: those of one size, dtype and kind of state, and tiny ones."""
+    """Returns a key that is equal for parameters that can share a tensor: of one size (tiny ones of any), dtype, device
+    and layout of state."""
     states = tuple(
         (name, value.dtype, value.dim() == 0, value.device) if isinstance(value, torch.Tensor) else (name,)
         for name, value in sorted(state.items())

@@ -1,4 +1,4 @@
-"""``LowRank`` by the core's kernels."""
+"""Matrix products of PowerSGD in C++."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagua.torch_api.step.transcoding import buffer_of
 
 
 class NativeLowRank:
-    """``bagua.algorithms.LowRank`` for float32 in a processor's memory: as few passes over the matrix as there can be,
+    """``bagua.algorithms.LowRank`` for float32 in host memory: as few passes over the matrix as there can be,
     one per method (csrc/core/kernel/low_rank.h counts them)."""
 
     def __init__(self) -> None:

@@ -5,8 +5,9 @@ at the end of the pass, because it also carries whether some rank wants the pass
 parameter got a second gradient in a pass after its bucket was submitted (reentrant checkpointing of shared parameters);
 from then on nothing is submitted before the end.
 
-The first pass is different: nothing is submitted before its end, and the order in which gradients came is recorded, so
-that buckets can be made again in that order before anything is exchanged, and before error feedback has kept anything.
+The first pass may be different (``rearrange``): nothing is submitted before its end, and the order in which gradients
+came is recorded, so that buckets can be made again in that order before anything is exchanged, and before error
+feedback has kept anything.
 
 The result is the reduction of ``.grad`` as it stands at the end of the pass. Gradients that earlier passes
 accumulated take part: several passes per step give the same result as in one process.
@@ -41,7 +42,7 @@ def out_of_step() -> BaguaError:
     """The error after a pass that ended by an exception, where other ranks may count parts of it."""
     return BaguaError(
         "The last backward pass ended by an exception after part of its gradients had been exchanged. The ranks are no "
-        "longer in step: start the job again (in a notebook: launch again), and catch such exceptions before backward "
+        "longer in step: start the job again (in a notebook: launch again), and check what may raise before backward "
         "begins. [BG604]"
     )
 
@@ -49,10 +50,10 @@ def out_of_step() -> BaguaError:
 class TrainingStep:
     """The step of one wrapped model, driven by the thread that runs backward.
 
-    A pass is a unit (``comm/commit/ledger.py``). A loss inside backward is no error: gradients go on accumulating, and
-    ``finish`` exchanges all buckets again. ``before_exchange``: called, if set, at the first gradient of each pass that
-    is exchanged. ``factor``: results are multiplied by it before they are shown. ``touched``: this pass is
-    exchanged.
+    A pass is a unit (``comm/commit/ledger.py``). Losing a member inside backward is no error: gradients go on
+    accumulating, and ``finish`` exchanges all buckets again. ``before_exchange``: called, if set, at the first gradient
+    of each pass that is exchanged. ``factor``: results are multiplied by it before they are shown. ``touched``: this
+    pass is exchanged.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class TrainingStep:
     # Inside backward
 
     def begin_pass(self, generation: int, weight: float) -> None:
-        """In an elastic job: buckets go out before the end of this pass in that generation alone, and not before slots
-        are those of its members. Gradients that there are already are weighed as those that follow."""
+        """In an elastic job: buckets go out early only while the job is in ``generation``, and if their slots already
+        fit its members. Gradients of earlier passes are scaled from the former ``weight`` to this one."""
         self._generation = UNSETTLED if self._vote.renewal.changed else generation
         if self._earlier is not None:
             self._earlier.look()  # another thread may have entered this generation since the last pass
@@ -175,7 +176,7 @@ class TrainingStep:
         try:
             unit = self._vote.unit(steps=True)
             while True:
-                with unit:  # a loss ends the block, and the next generation is entered
+                with unit:  # losing a member ends the block, and the next generation is entered
                     if unit.repeated:
                         self._vote.begin_again()
                         self._undo()
@@ -218,7 +219,7 @@ class TrainingStep:
         """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""
         if self._vote.repeats:
             for bucket in self.buckets:
-                if bucket.execution.lost:  # a loss came inside backward
+                if bucket.execution.lost:  # a member was lost inside backward
                     self._undo()
                     break
             else:

@@ -43,7 +43,7 @@ class StreamVerdict {
 
 class StreamCount {
  public:
-  // A trial of one stream ends after this much busy time, or this many bytes.
+  // A trial of one stream ends after this much busy time, or this many bytes; a verdict is checked as often.
   static constexpr int64_t kOneNs = 400'000'000;
   static constexpr uint64_t kOneBytes = 64u << 20;
   // A trial of all streams ends after this much busy time, or this many bytes in it, or this many bytes in total.
@@ -58,8 +58,8 @@ class StreamCount {
   static constexpr int64_t kHoldNs = 60'000'000'000;
   static constexpr int64_t kHoldAllNs = kHoldNs / 4;
   static constexpr int64_t kLongestHoldNs = 16 * kHoldNs;
-  static constexpr int kSlowLooks = 4;               // this many checks in a row at half the rate start a new trial,
-  static constexpr int64_t kDoubtNs = kHoldNs / 12;  // but not earlier than this after the latest verdict
+  static constexpr int kSlowLooks = 4;               // checks in a row below half the rate that start a new trial
+  static constexpr int64_t kDoubtNs = kHoldNs / 12;  // the least time between a verdict and such a trial
   static constexpr double kGain = 1.2;               // all streams are used if they are this much faster than one
 
   // Uses a verdict that is shared with other meshes and must outlive this object. Call it before the first update().
@@ -68,10 +68,10 @@ class StreamCount {
   bool all() const { return phase_ == Phase::kTryAll || phase_ == Phase::kAll; }
   // True if update() should be called.
   bool due(int64_t now, bool waiting) const { return waiting != waiting_ || now - now_ >= kLookNs; }
-  // Takes in a sample: at time `now`, `arrived` bytes to this peer were acknowledged and `on_way` bytes were in
-  // sockets. `waiting`: more bytes wait for a stream. An interval counts only if the link was busy all the time: at its
-  // beginning bytes waited, or many were on their way and some of these had not arrived at its end. (All streams
-  // together can hold so many bytes that none ever wait.)
+  // Takes in a sample at time `now`. `arrived`: bytes that this peer has acknowledged (in the plugin for NCCL: that the
+  // kernel has taken). `on_way`: bytes in sockets. `waiting`: more bytes wait for a stream. An interval counts only if
+  // the link was busy all the time: at its beginning bytes waited, or many were on their way and some of these had not
+  // arrived at its end. (All streams together can hold so many bytes that none ever wait.)
   void update(int64_t now, uint64_t arrived, uint64_t on_way, bool waiting);
 
  private:

@@ -33,14 +33,14 @@ from bagua.proto import common_pb2, node_pb2
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SERVICE = "bagua.v1.NodeService"
 _HELLO_S = 10.0
-_TERMS_S = 1.0  # a daemon gets its terms after so long, however long its introduction waits for the database
+_TERMS_S = 1.0  # a daemon gets ``welcome`` after so long, however long its introduction waits for the database
 _AGAIN_S = 0.5  # between two tries to write it
 # Facts taken and large directives sent between two turns of the event loop: a thousand nodes that speak at once must
 # not keep a caller waiting.
 _AT_ONCE = 4
 _LARGE = 4_096
 _BEATS = 150  # heartbeats a second that the coordinator asks for, of all daemons together
-_OF_LEASE = 0.45  # between two heartbeats at most
+_OF_LEASE = 0.45  # the longest time between two heartbeats, as a share of the lease
 _BEAT_BYTES = 16  # a heartbeat is not larger
 _parse = parser(node_pb2.NodeFact.FromString)
 
@@ -49,8 +49,8 @@ log = structlog.get_logger("coordinator.nodes")
 
 @dataclass(eq=False)
 class NodeServicer:
-    """Errors of the service are turned into status codes by ``CallInterceptor``. ``welcome`` is the answer to a
-    daemon's introduction, ``silent`` that to other coordinators."""
+    """Serves the streams of node daemons. Errors are turned into status codes by ``CallInterceptor``. ``welcome``
+    answers a daemon's introduction; ``silent`` tells other coordinators for how long the database has been silent."""
 
     intake: Intake
     sessions: Sessions
@@ -124,7 +124,8 @@ class NodeServicer:
             raise UnavailableError(f"{session.close_reason} [BG802]")
 
     async def _introduce(self, session: NodeSession, node: NodeRecord, jobs: list[LocalJob], waits: bool) -> bool:
-        """True if the daemon was restarted; once that is written. ``waits``: so does the daemon, for the database."""
+        """Writes that the node is there; returns True if its daemon was restarted. ``waits``: until the database is
+        back, for which the daemon waits as well."""
         told = False
         while True:
             try:
@@ -291,9 +292,10 @@ class NodeServicer:
         task.add_done_callback(self._answering.discard)
 
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
-        """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
-        and an answer costs as much as a heartbeat. Always for a lease after a standstill of this process: a daemon that
-        stood still as well may hold its ranks until one is answered that it has sent since."""
+        """Answers four heartbeats within the time after which the daemon ends its ranks: the daemon goes on asking
+        until it has an answer, and an answer costs as much as a heartbeat. For a lease after a standstill of this
+        process each is answered: a daemon that stood still as well holds its ranks until it has an answer to a
+        heartbeat that it sent since."""
         now = self.clock.now()
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
@@ -328,8 +330,8 @@ class NodeServicer:
 
 
 def heartbeat_interval(welcome: node_pb2.Welcome, nodes: int) -> float:
-    """Seconds between two heartbeats of a daemon where ``nodes`` are connected: at most ``_BEATS`` come a second, and
-    two of each daemon within its lease."""
+    """Seconds between two heartbeats of a daemon where ``nodes`` are connected: about ``_BEATS`` come a second, more
+    only where a daemon would not send two within its lease."""
     return max(welcome.heartbeat_s, min(nodes / _BEATS, _OF_LEASE * welcome.lease_s))
 
 

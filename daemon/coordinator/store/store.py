@@ -92,8 +92,8 @@ class Store:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def apply(self, work: Callable[[Transaction], T]) -> T:
-        """The result of ``work``, in a transaction. Where a server has broken that off in favour of another one, it is
-        called again: so it changes nothing but the database. Raises as ``transaction``."""
+        """The result of ``work``, in a transaction. If the server breaks the transaction off in favour of another one,
+        ``work`` is called again: it must change nothing but the database. Raises as ``transaction``."""
         for left in reversed(range(_TRIES)):
             try:
                 with self.transaction() as tx:
@@ -195,9 +195,10 @@ class Transaction(NodeQueries):
         return {JobState(state): count for state, count in self._db.execute(query)}
 
     def save(self, changes: Sequence[Change], nodes: Mapping[str, NodeRecord] | None = None) -> set[str]:
-        """Writes what differs, and the events, of each change whose job nobody has changed meanwhile; returns the
-        others' ids. ``nodes``: other coordinators place jobs too, and these are the nodes, locked; a placement that
-        does not fit beside theirs counts as stale. Placements may take slots that other changes give back."""
+        """Writes what differs, and the events, of each change whose job still has the revision that it began with;
+        returns the ids of the others, which are stale. ``nodes``: given, with their rows locked, where other
+        coordinators place jobs too; a placement that does not fit beside theirs is stale. Placements may take slots
+        that other changes give back."""
         rows = self._among(_LOCKED_JOBS, [change.job.job_id for change in changes])  # until the transaction ends
         revisions = {row.job_id: row.revision for row in rows}
         fresh = [change for change in changes if revisions.get(change.job.job_id) == change.old.revision]
@@ -205,7 +206,7 @@ class Transaction(NodeQueries):
         placing = [] if nodes is None else [change for change in fresh if change.placed]
         if nodes is not None and placing:
             self._write([change for change in fresh if not change.placed])  # first those that may give slots back
-            refused = self._oversubscribed(placing, nodes)
+            refused = self._misplaced(placing, nodes)
             fresh = [change for change in placing if change.job.job_id not in refused]
             stale |= refused
         self._write(fresh)
@@ -263,7 +264,7 @@ class Transaction(NodeQueries):
         self._db.execute(sa.delete(m.jobs).where(m.jobs.c.job_id.in_(job_ids)))
 
     def release_jobs(self, owner: str) -> int:
-        """Gives back the right to decide, so that others need not wait; returns how many jobs it was."""
+        """Gives back the leases on jobs, so that other coordinators need not wait; returns how many there were."""
         c = m.jobs.c
         held = sa.and_(c.lease_owner == owner, c.state.in_(UNFINISHED))
         self._lock_jobs(held)
@@ -278,8 +279,8 @@ class Transaction(NodeQueries):
         c = m.jobs.c
         self._db.execute(sa.select(c.job_id).where(chosen).order_by(c.job_id).with_for_update()).all()
 
-    def _oversubscribed(self, placements: Sequence[Change], nodes: Mapping[str, NodeRecord]) -> set[str]:
-        """Jobs whose placement does not fit beside what the database knows."""
+    def _misplaced(self, placements: Sequence[Change], nodes: Mapping[str, NodeRecord]) -> set[str]:
+        """Jobs whose placement does not fit beside others that are stored: too few slots, or a node booted since."""
         wanted = {host.node_id for change in placements for host in change.placed}
         used = self.used_slots(wanted)
         free = {node_id: nodes[node_id].slots - used.get(node_id, 0) for node_id in wanted & nodes.keys()}

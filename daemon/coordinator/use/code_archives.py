@@ -35,11 +35,11 @@ MAX_MESSAGE_BYTES = 1 << 20
 KEEP_S = 86_400.0  # an archive that no unfinished job needs goes so long after its last use
 SPARE_S = 600.0  # so long after its last use it is not given up for others: a job that needs it may be on its way
 _UPLOADS = 16  # at the same time
-_OF_ACCOUNT = 4  # of these
-_OF_ALL = 64  # with one of each account that has none: so four accounts together keep no other out
+_UPLOADS_OF_ACCOUNT = 4
+_FIRST_UPLOADS = 64  # an account without any may begin one up to this many in all: four accounts keep nobody out
 _WAIT_S = 120.0  # for a place among them
-_GRACE_S = 30.0  # an upload may be so late ...
-_PACE = 32 << 10  # ... behind so many bytes a second
+_PACE = 32 << 10  # bytes a second that an upload makes at least
+_GRACE_S = 30.0  # that it may be late
 _PIECES_AT_ONCE = 8  # in one transaction: others wait for that
 _EVERY_S = 60.0
 
@@ -63,16 +63,16 @@ class CodeArchives:
         return await self._use(archive, namespace)
 
     async def need(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> None:
-        """A job that needs it is submitted. Raises InvalidRequestError if it is not here."""
+        """Keeps it for a job that is about to be submitted. Raises InvalidRequestError if it is not here."""
         if not await self.find(archive, namespace):
             raise InvalidRequestError(
                 f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job. [BG815]"
             )
 
     async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE) -> None:
-        """Takes an archive from a namespace. That another one has sent it does not count: nobody gets code by its
-        digest. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there is no
-        room."""
+        """Takes an archive from a namespace, also if another namespace has sent the same: nobody gets code by its
+        digest alone. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there
+        is no room."""
         first = await _next(messages, time.monotonic() + _GRACE_S)
         archive = first.archive
         _check(archive)
@@ -95,14 +95,14 @@ class CodeArchives:
             async with asyncio.timeout(_WAIT_S), self._ended:
                 await self._ended.wait_for(
                     lambda: (
-                        self._uploads[account] < _OF_ACCOUNT
-                        and self._uploads.total() < (_UPLOADS if self._uploads[account] else _OF_ALL)
+                        self._uploads[account] < _UPLOADS_OF_ACCOUNT
+                        and self._uploads.total() < (_UPLOADS if self._uploads[account] else _FIRST_UPLOADS)
                     )
                 )
                 self._uploads[account] += 1
         except TimeoutError as error:
             raise TooMuchError(
-                f"{_UPLOADS} uploads of code run at once, {_OF_ACCOUNT} of them of one account: none has ended for "
+                f"Too many uploads of code (one account has {_UPLOADS_OF_ACCOUNT} at most): no place came free within "
                 f"{_WAIT_S:g} s. Try again later. [BG814]"
             ) from error
         try:

@@ -1,4 +1,4 @@
-"""Holds the jobs of this node, running and ended, and routes directives and ranks' questions to them."""
+"""Holds the jobs of this node, running and ended, and carries the coordinator's directives to them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one messa
 
 
 class EndedJob:
-    """A job that is over here and of which only the end is known. ``before``: the job that this is the end of, whose
-    work may go on for a while."""
+    """A job that is over here, of which its last message is left. ``before``: the running job that it was, while that
+    is still being cleared away."""
 
     stopped = True
 
@@ -97,8 +97,8 @@ class Jobs:
         self._arrived = asyncio.Condition()
 
     async def recover(self) -> None:
-        """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError if the
-        journal can't be read at all; a journal that can't be written now is no reason to stay away."""
+        """Ends what the previous process of the daemon left, and remembers the jobs that were over. Raises OSError if
+        the journal can't be read at all; a journal that can't be written now is no reason to stay away."""
         gone = self._node.places.recover(self._node.keeper.notes.keys())
         entries, broken = self._node.journal.read_all()
         for path in broken:
@@ -170,7 +170,7 @@ class Jobs:
             self._on_report(directive.job_id)
 
     def stop(self, directive: node_pb2.StopJob) -> None:
-        """A job that is not here is stopped: that is said."""
+        """Stops a job. If it is not here, the coordinator is told that it has stopped."""
         held = self._held.get(directive.job_id)
         waiting = self._next.get(directive.job_id)
         if waiting is not None and directive.generation >= waiting.generation:
@@ -179,7 +179,7 @@ class Jobs:
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
         elif directive.generation >= held.generation and isinstance(held, Job):
             reason = directive.reason or "the coordinator stopped the job"
-            grace_s = 0.0 if held.held else clamp_grace(directive.grace_s)  # what is held can't end by itself
+            grace_s = 0.0 if held.held else clamp_grace(directive.grace_s)  # stopped processes can't end by themselves
             others = directive.others_go_on
             held.post(events.StopRequested(reason, grace_s, others_go_on=others))
         self._on_report(directive.job_id)
@@ -344,8 +344,8 @@ class Jobs:
             await self._trim()
 
     async def _trim(self) -> None:
-        """Forgets ended jobs, with their logs: those beyond the number, the age and the size that are kept. The newest
-        stays."""
+        """Forgets ended jobs, with their logs: those beyond the number, the age and the size that are kept. The size
+        alone never costs the newest one."""
         ended = [job_id for job_id, held in self._held.items() if held.stopped and held.cleared]
         known = {job_id: self._held[job_id] for job_id in ended}
         folders = self._node.jobs_folder, self._node.logs_folder
@@ -367,13 +367,13 @@ class Jobs:
 
 
 def _remove(trees: Sequence[Path]) -> None:
-    """Removes them beside the loop: they may be large, and ranks wait for this daemon."""
+    """Removes them in a thread: they may be large, and ranks wait for this daemon."""
     with contextlib.suppress(OSError):  # no thread can be started: the next life removes them
         in_thread(lambda: remove_trees(trees))
 
 
 def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
-    """A node that has newcomers alone is none of these hosts, and its engine has no others yet."""
+    """Gives the engine the hosts' addresses. A node that has newcomers alone is not among the hosts yet: nothing."""
     if directive.host_index != NO_HOST and (peers := parse_peers(directive)):
         job.post(events.PeersKnown(peers))
 

@@ -25,12 +25,12 @@ def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[lis
     staying = [pod for pod in alive if pod not in going]
     words = _words(going)
     used = {pod.index for pod in seen.pods}  # a name is free when its pod is gone, not before
-    # Its ranks are those that it began with: a new pod would get none.
+    # A static job keeps the ranks that it began with: a new pod would get none.
     static_runs = task is not None and spec.elastic is None
     for number in range(0 if static_runs else spec.wanted - len(staying)):
         index = next(free for free in range(len(used) + 1) if free not in used)
         used.add(index)
-        # The minimum alone: a scheduler would hold it back for pods that find no place.
+        # Only the minimum: a scheduler would hold all of them back for more pods than have a place.
         grouped = task is None and len(alive) + number < spec.minimum
         actions.append(Create(pods.pod(seen, spec, index, attempt, grouped)))
     if task is not None and spec.elastic is not None:
@@ -52,7 +52,7 @@ def _stale(seen: Seen, spec: Spec, alive: Sequence[Pod], task: Task | None) -> l
         return old
     if spec.elastic is None or task.state not in ("running", "waiting"):
         return []
-    # The job has nothing of a pod that never came to run, as of a wrong image.
+    # A pod that never ran, for a wrong image say, can be replaced at no cost to the job.
     free = [pod for pod in old if pod.name not in task.nodes or _drains(seen, pod)]
     if free or task.state == "waiting":
         return free
@@ -123,9 +123,9 @@ class Gang:
 
 
 def complete(seen: Seen, spec: Spec, since: str | None, now: float, late_s: float) -> Gang:
-    """Looks whether the pods are complete. ``since``: when pods began to be waited for. Beyond the minimum, pods that
-    find no place are waited for ``late_s`` seconds, and those that are placed (their image is pulled) until the gang's
-    limit.
+    """Looks whether the pods are complete. ``since``: when pods began to be waited for. Beyond the minimum, pods
+    without a place are waited for ``late_s`` seconds, and those that have one, whose image may still be on its way,
+    until the gang's limit.
     """
     waited = now - status.seconds_of(since) if since else 0.0
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
