@@ -163,7 +163,11 @@ class DistributedModel(Mark):
         self._new_tuner = tuner
         self._tuner: Tuner | None = None
         try:
-            self._runner.vote.together(lambda: self._wrap(algorithm), again=self._layout.release)
+            self._runner.vote.together(
+                lambda: self._wrap(algorithm),
+                again=self._layout.release,
+                show=lambda _: self._renewal.settle_wrap(),
+            )
         except BaseException:
             with suppress(CommunicationError):  # the first error is told, whatever closing meets
                 self.close()

@@ -28,7 +28,7 @@ class ModelRenewal:
         self.changed = False  # members have, since then
         self._anew = False  # the algorithm wants it
         self.due = False  # in the next forward pass the model begins anew
-        self._resets = False  # that happens now
+        self._resets = True  # that happens now, or the model is being wrapped
         self.thread = threading.get_ident()  # see ``OutOfStep``
         self.begin_anew = model.begin_anew
         runner.vote.renewal = self
@@ -41,6 +41,10 @@ class ModelRenewal:
         self._runner.vote.waits = self._model.exchanged == GRADIENT or self._model.bagua_algorithm.waits
         if self._session.elastic:
             units(self._session).note(self, in_step=self._runner.vote.waits)
+
+    def settle_wrap(self) -> None:
+        """The model counts as wrapped, on all ranks: from now on it begins anew by itself."""
+        self._resets = False
 
     def end(self) -> None:
         """Stops watching for changes of members."""

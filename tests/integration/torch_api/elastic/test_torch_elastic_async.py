@@ -10,7 +10,9 @@ from rig.files import await_file
 from rig.ranks.faults import kill_self, start_beside
 
 import bagua.torch_api as bagua
+from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import current
+from bagua.torch_api.train.model_renewal import ModelRenewal
 
 
 class Trainer(training.Trainer):
@@ -90,6 +92,33 @@ def rank_aborts():
 
 def test_one_is_lost_while_others_end_their_averages(ranks):
     assert ranks.survive(rank_aborts, (2,), hosts=[[0, 1], [2, 3]]) == [0] * 3
+
+
+def rank_is_late():
+    """Member 2 is killed at the end of the wrap, when 0 has come to it, and 1 has not."""
+    bagua.init_process_group()
+    member, begin = current().membership.member, ModelRenewal.begin
+
+    def late(self):
+        if member == 2:
+            time.sleep(0.3)  # 0 comes to the end of the wrap meanwhile; where it does not, nothing is seen
+            kill_self()
+        if member == 1 and current().connection.settled == 1:
+            while not current().connection.generation_is_over():
+                time.sleep(0.001)
+            raise Regrouped("The last operation before was cut off.")
+        begin(self)
+
+    ModelRenewal.begin = late
+    trainer = Trainer()
+    trainer.steps(5)
+    trainer.algorithm.abort()
+    return trainer.differs()
+
+
+def test_one_is_lost_at_the_end_of_the_wrap(ranks):
+    """No rank begins anew by itself while others still wrap the model."""
+    assert ranks.survive(rank_is_late, (2,), 3) == [0] * 2
 
 
 def rank_beside():
