@@ -204,7 +204,7 @@ class Chaos:
                 trained.ranks.setdefault(rank.node_id, []).append(rank.pid)
 
     def _start_job(self) -> Trained:
-        folder = self._folder / f"job-{len(self._jobs)}"
+        folder = self._folder / f"job-{self.findings.jobs}"
         folder.mkdir()
         self._diaries = Diaries(folder)
         wanted = self.wanted

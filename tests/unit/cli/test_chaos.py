@@ -146,6 +146,21 @@ def test_a_coordinator_that_starts_too_late_on_a_slow_machine_is_no_alarm(monkey
         chaos._wait_for_those_left(Fault(kind, 0, 0, True, 0.0), campaign.Trained("job", tmp_path, 1, {}), 0.0)
 
 
+def test_another_job_begins_after_one_that_was_excused(monkeypatch, tmp_path):
+    def late(*_):
+        raise campaign.LateError("kill-coordinator took longer than 30 s on this machine")
+
+    job = SimpleNamespace(job_id="job", state=common_pb2.JOB_STATE_RUNNING, ranks=())
+    cluster = SimpleNamespace(call=lambda _: job, job=lambda _: job, nodes={"a": None})
+    chaos = campaign.Chaos(campaign.Wanted(60.0, 9, 0, ("kill-coordinator",), 1, 1, 0, True), cluster, tmp_path, print)
+    monkeypatch.setattr(campaign, "until", lambda *_: None)
+    monkeypatch.setattr(chaos._plan, "next", lambda _: Fault("kill-coordinator", 0, 0, True, 0.0))
+    monkeypatch.setattr(chaos, "_play", late)
+    for count in (1, 2):
+        chaos._one_job()
+        assert chaos.findings.jobs == count
+
+
 @pytest.mark.parametrize(("seconds", "excused"), [(5.0, False), (22.0, True)])
 def test_nodes_count_from_an_answer_before_the_fault(monkeypatch, tmp_path, seconds, excused):
     """Ranks that end while the coordinator is away for less than the limit may have been right to do so."""
