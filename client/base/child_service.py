@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from bagua.base.errors import ServiceError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.base.parent_process import environment_with_parent
+from bagua.base.system_limits import await_readable
 
 
 class ServiceProcess:
@@ -61,7 +61,7 @@ class ServiceProcess:
         data = b""
         try:
             while not data.endswith(b"\n"):
-                if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not await_readable([self._ready], deadline - time.monotonic()):
                     raise ServiceError(
                         f"The {self.label} was not ready in time: is this machine overloaded?{last_words(self.log)} "
                         "[BG910]"
@@ -81,7 +81,7 @@ class ServiceProcess:
 
     def describe_end(self) -> str:
         """Waits for the end of the process and says how it ended."""
-        select.select([self._pidfd], [], [])
+        await_readable([self._pidfd])
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         why = f" {self._memory.explain()}" if code == -signal.SIGKILL else ""
@@ -95,7 +95,7 @@ class ServiceProcess:
 
     def wait(self, deadline: float) -> None:
         """Waits for the end of the process; kills it at ``deadline`` (of time.monotonic())."""
-        if not select.select([self._pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not await_readable([self._pidfd], deadline - time.monotonic()):
             self.signal_group(signal.SIGKILL)
         self.process.wait()
 

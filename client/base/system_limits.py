@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import select
 import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 _PROCESSES = ("can't start new thread", "Resource temporarily unavailable", "no further thread or process")
 _SHARED_MEMORY = ("Bus error", "unable to write to file </torch_", "unable to allocate shared memory", "/dev/shm")
@@ -39,6 +43,24 @@ def raise_descriptor_limit() -> int:
         with contextlib.suppress(OSError, ValueError):  # a system whose limit is lower than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+Readable = TypeVar("Readable", bound=int | HasDescriptor)
+
+
+def await_readable(wanted: Iterable[Readable], timeout_s: float | None = None) -> list[Readable]:
+    """Waits until one can read from any of them, or it has ended, and returns these; none after ``timeout_s`` seconds
+    (None: waits as long as it takes). Unlike ``select.select`` it takes descriptors from 1024 on."""
+    by_number = {one if isinstance(one, int) else one.fileno(): one for one in wanted}
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    ready = poll.poll(None if timeout_s is None else math.ceil(1e3 * max(0.0, timeout_s)))
+    return [by_number[number] for number, _ in ready]
 
 
 def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup"), own: bool = True) -> str:

@@ -4,12 +4,12 @@ whose engines live in the test's process. ``engine_main.py`` is the program that
 import json
 import os
 import secrets
-import select
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from bagua.base.system_limits import await_readable
 from bagua.csrc import load
 
 DEADLINE_S = 120.0
@@ -75,7 +75,7 @@ class Program:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self.process.stdout], [], [], left)[0]:
+            if not await_readable([self.process.stdout], left):
                 raise Failure(f"{self.name} said nothing for {timeout} s")
             read = os.read(self.process.stdout.fileno(), 1 << 20)
             if not read:

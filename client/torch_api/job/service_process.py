@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 
 from bagua.base import parent_socket
 from bagua.base.errors import ServiceError
+from bagua.base.system_limits import await_readable
 
 TAIL_BYTES = 4000
 
@@ -46,7 +46,7 @@ class LeashedService:
         service, if it has ended or none comes in time."""
         pidfd = os.pidfd_open(self._process.pid)
         try:
-            readable, _, _ = select.select([self._socket.fileno(), pidfd], [], [], deadline_s)
+            readable = await_readable([self._socket.fileno(), pidfd], deadline_s)
         finally:
             os.close(pidfd)
         if not readable:

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from rig.coordinator.dashboards import SCRIPT, ReportingJob
 from rig.ports import free_port
 
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials
+from bagua.base.system_limits import await_readable
 from bagua.client import Client
 from bagua.proto import common_pb2, node_pb2, node_pb2_grpc
 
@@ -64,7 +64,7 @@ class CoordinatorProcess:
         )
         os.close(write_end)
         with os.fdopen(ready) as lines:
-            assert select.select([lines], [], [], WAIT_S)[0], "no ready line"
+            assert await_readable([lines], WAIT_S), "no ready line"
             line = json.loads(lines.readline() or "{}")
         self.address = line.get("address", "")
         self.dashboard = line.get("dashboard", "")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
 from bagua.base.security import call_metadata
+from bagua.base.system_limits import await_readable
 from bagua.client import Client, find_reach
 from bagua.daemon.coordinator.host import metrics
 from bagua.proto import common_pb2 as c
@@ -75,10 +75,10 @@ def test_it_ends_with_its_parent(tmp_path):
         assert parent.stdout is not None
         child = os.pidfd_open(int(parent.stdout.readline()))
         while not (tmp_path / "coordinator" / "coordinator.json").exists():  # it serves
-            assert not select.select([child], [], [], 0.05)[0]
+            assert not await_readable([child], 0.05)
         parent.kill()
     with os.fdopen(child) as handle:
-        assert select.select([handle.fileno()], [], [], 10)[0], "the coordinator outlives its parent"
+        assert await_readable([handle.fileno()], 10.0), "the coordinator outlives its parent"
 
 
 def test_it_ends_when_idle(start, connect):

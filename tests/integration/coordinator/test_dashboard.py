@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import socket
 import ssl
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from bagua.base.security import TlsFiles
+from bagua.base.system_limits import await_readable
 from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import common_pb2 as c
 
@@ -217,7 +217,7 @@ def _started(process, *options):
     os.close(write_end)
     try:
         with os.fdopen(read_end) as lines:
-            assert select.select([lines], [], [], WAIT_S)[0], "the dashboard did not start"
+            assert await_readable([lines], WAIT_S), "the dashboard did not start"
             yield json.loads(lines.readline())["url"]
     finally:
         server.terminate()

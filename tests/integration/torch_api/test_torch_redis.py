@@ -4,7 +4,6 @@ import datetime
 import ipaddress
 import multiprocessing
 import os
-import select
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from rig.programs import program
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
+from bagua.base.system_limits import await_readable
 from bagua.torch_api.cache import loader as loader_module
 from bagua.torch_api.cache.redis_store import _wait_for
 from bagua.torch_api.contrib import CachedDataset, CacheLoader
@@ -150,7 +150,7 @@ def test_a_server_ends_with_its_rank():
     rank.kill()
     rank.join()
     for one in (ended, gone):
-        assert select.select([one], [], [], 60.0)[0]
+        assert await_readable([one], 60.0)
         os.close(one)
     assert not folder.exists()
 

@@ -9,11 +9,12 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
 from pathlib import Path
+
+from bagua.base.system_limits import await_readable
 
 exit_code = None
 """Of a rank whose function has returned."""
@@ -50,7 +51,7 @@ def serve(channel):
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready = select.select([channel, wake_read], [], [])[0]
+        ready = await_readable([channel, wake_read])
         if wake_read in ready:
             os.read(wake_read, 4096)
             tell_ended(channel)

@@ -9,13 +9,14 @@ import atexit
 import functools
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from bagua.base.system_limits import await_readable
 
 SERVER = Path(__file__).with_name("fork_server.py")
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
@@ -108,7 +109,7 @@ class ForkServer:
                 return
 
     def _receive(self, timeout):
-        if not select.select([self._socket], [], [], timeout)[0]:
+        if not await_readable([self._socket], timeout):
             return False
         told = json.loads(self._socket.recv(MOST_BYTES) or b"{}")
         if not told:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import select
 import socket
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from bagua.base.system_limits import await_readable
 from rig.ranks.engine_hosts import RankProcess, Ranks
 from rig.ranks.pool_rank import rank_serve
 
@@ -123,7 +123,7 @@ class Pool:
             )
             by_rank = {}
             while len(by_rank) < len(started):
-                if select.select([listener], [], [], 1.0)[0]:
+                if await_readable([listener], 1.0):
                     channel, _ = listener.accept()
                     stream = channel.makefile("rb")
                     by_rank[pickle.load(stream)] = (channel, stream)
@@ -137,7 +137,7 @@ class Pool:
         deadline = time.monotonic() + hang_s
         while len(found) < len(self._seats):
             waiting = {seat.channel: rank for rank, seat in enumerate(self._seats) if rank not in found}
-            ready = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = await_readable(waiting, deadline - time.monotonic())
             for channel in ready:
                 found[waiting[channel]] = self._seats[waiting[channel]].answer()
             if not ready:

@@ -1,11 +1,11 @@
 """Leaving a build of the core ends everything that it started, compilers in process groups of their own too."""
 
 import os
-import select
 
 import pytest
 
 from bagua.base.errors import BuildError
+from bagua.base.system_limits import await_readable
 from bagua.cli.cluster import native
 from bagua.csrc.build_progress import Progress
 
@@ -32,7 +32,7 @@ def test_leaving_a_build_ends_its_compilers(tmp_path, monkeypatch):
         monkeypatch.setattr(native, "progress", lambda kind: Progress("toy", tmp_path, 3))
         told = []
         with native.NativeBuild() as build:
-            assert select.select([reader], [], [], 60)[0]
+            assert await_readable([reader], 60.0)
             assert os.read(reader, 1) == b"x"
             assert build.running
 
@@ -44,7 +44,7 @@ def test_leaving_a_build_ends_its_compilers(tmp_path, monkeypatch):
                 build.wait(tell)
             assert "toy" in told[0] and "0 of 3 files" in told[0]
         # The end of the file comes when builder and compiler are both gone.
-        assert select.select([reader], [], [], 60)[0]
+        assert await_readable([reader], 60.0)
         assert os.read(reader, 1) == b""
     finally:
         os.close(reader)
