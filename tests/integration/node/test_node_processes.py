@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,10 @@ async def test_leftovers_are_known_by_pid_and_start_time(stranger):
 async def test_leftovers_are_known_by_their_environment():
     marks = {"BAGUA_JOB_ID": "j", "BAGUA_DAEMON_SOCKET": "/s/of/this/test"}
     with subprocess.Popen(["sleep", "60"], start_new_session=True, env=marks) as process:
+        for _ in range(500):  # right after exec there is none: looks again, for five seconds at most
+            if Path(f"/proc/{process.pid}/environ").read_bytes():
+                break
+            time.sleep(0.01)
         await end_leftovers(entry(rank_socket="/another"), "restarted")
         assert process.poll() is None
         await end_leftovers(entry(rank_socket="/s/of/this/test"), "restarted")
