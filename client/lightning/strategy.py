@@ -14,6 +14,7 @@ import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithm
 from bagua.base.algorithm_choice import parse
 from bagua.base.errors import ConfigError
+from bagua.lightning import sharded
 from bagua.lightning.environment import is_rank
 from bagua.lightning.newcomers import EpochLoader, FitState
 from bagua.lightning.wrapped import StepModule
@@ -49,6 +50,9 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 "forkserver".
             broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each training step. None: as
                 DDPStrategy does it, but not with "async", whose ranks don't wait for each other.
+            tensor_parallel_size: In jobs with islands (``bagua run --island-size``): ranks of an island that divide
+                matrices among them. ``self.device_mesh`` in ``configure_model`` is that of the island, "data_parallel"
+                and "tensor_parallel", as ModelParallelStrategy makes it.
             bagua_kwargs: Arguments of the algorithm.
 
         Raises ConfigError, KeyError or TypeError for an algorithm that can't be made of these.
@@ -68,6 +72,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             *,
             start_method: str = "popen",
             broadcast_buffers: bool | None = None,
+            tensor_parallel_size: int = 1,
             **bagua_kwargs: Any,
         ) -> None:
             super().__init__(
@@ -83,6 +88,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             self._flatten = flatten
             waits = not isinstance(self._algorithm, AsyncModelAverageAlgorithm)
             self._broadcast_buffers = waits if broadcast_buffers is None else broadcast_buffers
+            self._tensor_parallel = tensor_parallel_size
             self._device: torch.device | None = None
             self._failed = False
             self._fit: FitState | None = None
@@ -102,7 +108,21 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
         @property
         def distributed_sampler_kwargs(self) -> dict[str, Any]:
-            return {"num_replicas": self.world_size, "rank": self.global_rank}
+            size = self._tensor_parallel  # ranks that compute with the same batches
+            return {"num_replicas": self.world_size // size, "rank": self.global_rank // size}
+
+        @property
+        def in_island(self) -> bool:
+            """True if the job has islands of several ranks."""
+            return bagua.is_initialized() and current().membership.island_size > 1
+
+        def setup_environment(self) -> None:
+            """Joins the job. ``configure_model`` finds the mesh of this island."""
+            super().setup_environment()
+            size = current().membership.island_size
+            if size > 1 or self._tensor_parallel > 1:
+                self.lightning_module._device_mesh = sharded.make_mesh(self.root_device, size, self._tensor_parallel)
+                sharded.gather_metrics_over_all()
 
         def setup_distributed(self) -> None:
             """Joins the job, once in a process, and brings up ``torch.distributed`` for Lightning's own calls."""
@@ -110,10 +130,10 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if not bagua.is_initialized():
                 self._export_ranks()
                 bagua.init_process_group()
-            if current().membership.island_size > 1:
+            if self.in_island and is_elastic():
                 raise ConfigError(
-                    "BaguaStrategy trains whole replicas, and this job has islands: a sharded model needs its own "
-                    "loop, with with_bagua after fully_shard. Or leave --island-size out. [BG618]"
+                    "A Trainer can't follow islands that come and go: leave --elastic out, or --island-size, or write "
+                    "the loop with with_bagua after fully_shard. [BG618]"
                 )
             if is_elastic():
                 follow_members(self)
@@ -139,6 +159,25 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                     f"job has {joined}: give Trainer the numbers of your launcher. [BG612]"
                 )
 
+        def setup(self, trainer: Any) -> None:
+            """Prepares the model. Evaluation of a divided one takes weights as they are: Lightning would broadcast
+            them, which has no meaning for parts. Raises ConfigError for a divided one with parameters without memory,
+            and with ``Trainer(sync_batchnorm=True)``."""
+            if self.in_island and self._layer_sync is not None:
+                raise ConfigError("Trainer(sync_batchnorm=True) does not go over islands: leave it out. [BG618]")
+            if self.in_island and any(one.is_meta for one in self.lightning_module.parameters()):
+                raise ConfigError(
+                    'configure_model left parameters on the device "meta": call to_empty(device=…) there, and give '
+                    "them values. [BG618]"
+                )
+            if trainer.state.fn == "fit" or not self.in_island:
+                super().setup(trainer)
+                return
+            self.accelerator.setup(trainer)
+            self.precision_plugin.convert_module(self.lightning_module)
+            self.model_to_device()
+            self.setup_precision_plugin()
+
         def configure_ddp(self) -> None:
             """Does nothing yet: the exchange begins when the optimizers are known, in ``setup_optimizers``."""
 
@@ -159,6 +198,10 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             """Batches of an ``ElasticSampler`` in epochs of a Trainer."""
             found = super().process_dataloader(dataloader)
             if isinstance(found, ElasticLoader):
+                if self._tensor_parallel > 1 and not found.per_island:
+                    raise ConfigError(
+                        "Ranks of tensor parallelism need the same samples: ElasticSampler(…, per_island=True). [BG618]"
+                    )
                 found = EpochLoader(found, is_elastic())
                 if is_elastic():
                     self._fit = FitState(self.lightning_module.trainer, len(found))
@@ -212,6 +255,44 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 return tensor
             mean = tensor / comm.nranks()
             return tensor.copy_(mean)
+
+        def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+            """Tensors of all ranks, [ranks, ...]. Raises ConfigError for gradients through it over islands."""
+            if sharded.is_subgroup(group) or not self.in_island:
+                return super().all_gather(tensor, group, sync_grads)  # type: ignore[no-any-return]
+            if sync_grads:
+                raise ConfigError("all_gather(sync_grads=True) does not go over islands: leave sync_grads out. [BG618]")
+            return torch.stack(sharded.gather_over_all(tensor.detach()))
+
+        # Checkpoints. Every rank calls each of these.
+
+        def lightning_module_state_dict(self) -> dict[str, Any]:
+            if self.in_island:
+                return sharded.whole_model_state(self.lightning_module)
+            return super().lightning_module_state_dict()  # type: ignore[no-any-return]
+
+        def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+            if self.in_island:
+                return sharded.whole_optimizer_state(getattr(optimizer, "_optimizer", optimizer))
+            return super().optimizer_state(optimizer)  # type: ignore[no-any-return]
+
+        def save_checkpoint(self, checkpoint: dict[str, Any], *where: Any, **options: Any) -> None:
+            if self.in_island:
+                sharded.refuse_parts(checkpoint)
+            super().save_checkpoint(checkpoint, *where, **options)
+
+        def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+            if self.in_island:
+                state = sharded.divide_model_state(self.lightning_module, checkpoint["state_dict"])
+                checkpoint = {**checkpoint, "state_dict": state}
+            super().load_model_state_dict(checkpoint, strict)
+
+        def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+            if self.in_island:
+                pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+                parts = [sharded.divide_optimizer_state(*pair) for pair in pairs]
+                checkpoint = {**checkpoint, "optimizer_states": parts}
+            super().load_optimizer_state_dict(checkpoint)
 
         def on_exception(self, exception: BaseException) -> None:
             self._failed = True

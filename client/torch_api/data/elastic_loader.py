@@ -55,6 +55,11 @@ class ElasticLoader:
         """True if ``steps_of_epoch`` stays the same when members come and go."""
         return self._course.setting.global_batch is not None
 
+    @property
+    def per_island(self) -> bool:
+        """True if all ranks of an island get the same batches."""
+        return self._course.setting.per_island
+
     def stream(self) -> Iterator[Any]:
         """Batches of this rank, epoch after epoch, without an end. For loops that count epochs by themselves, and don't
         ask ``ElasticSampler.epochs``: a newcomer is let in at its first batch."""

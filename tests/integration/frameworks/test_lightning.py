@@ -20,6 +20,7 @@ from torch import distributed, nn
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
+from bagua.base.islands import VARIABLE
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.job.environment import find_free_network_port
 from bagua.torch_api.job.session import current
@@ -371,16 +372,218 @@ FUNCTIONS = (
 SCENARIOS = {scenario.__name__: scenario for scenario in FUNCTIONS}
 
 
-def rank_of_an_island():
-    import_lightning()
-    os.environ["BAGUA_ISLAND_SIZE"] = "2"
-    with pytest.raises(ConfigError, match="this job has islands"):
-        fit("bagua", make_model())
-    print("refused")
+# Islands
 
 
-def test_islands_are_refused(tmp_path, run_in_ranks):
-    assert all("refused" in output for output in run_in_ranks(tmp_path, PRELOAD, rank_of_an_island))
+def make_layers():
+    torch.manual_seed(3)
+    linear = functools.partial(nn.Linear, dtype=torch.float64)  # Lightning's default inside configure_model
+    return nn.Sequential(linear(8, 16), nn.Tanh(), linear(16, 4))
+
+
+def make_adam(parameters):
+    """AdamW that numbers parameters in another order than the model, and has one without a gradient."""
+    return torch.optim.AdamW([*reversed(list(parameters)), nn.Parameter(torch.zeros(2, dtype=torch.float64))], 1e-2)
+
+
+def make_sharded(tensor_parallel=False, optimizer=make_adam):
+    """A model that its island divides, when the mesh is there."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import parallel
+
+    model = make_model(optimizer)
+    model.net = None
+
+    def configure_model():
+        if model.net is None:
+            model.net = make_layers()
+            if model.device_mesh is None:  # as in load_from_checkpoint
+                return
+            if tensor_parallel:
+                ways = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+                parallel.parallelize_module(model.net, model.device_mesh["tensor_parallel"], ways)
+            if (mesh := model.device_mesh["data_parallel"]).size() > 1:
+                fully_shard(model.net[0], mesh=mesh)
+                fully_shard(model.net, mesh=mesh)
+
+    model.configure_model = configure_model
+    return model
+
+
+def epoch_in_one_process(net, optimizer, epoch, clip, batches=4):
+    """Trains an epoch in which each step has ``batches``, in the order of DistributedSampler."""
+    data = make_loader().dataset
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
+    for part in order.split(batches * BATCH):
+        optimizer.zero_grad()
+        inputs, targets = data[part]
+        nn.functional.mse_loss(net(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+
+
+def rank_of_an_island(folder, clip):
+    pytorch = import_lightning()
+    kept = Path(folder, "first.ckpt")
+    train = functools.partial(
+        pytorch.Trainer, accelerator="cpu", devices=4, precision="64-true", gradient_clip_val=clip,
+        enable_checkpointing=False, **{**QUIET, "max_epochs": None},
+    )  # fmt: skip
+    data = make_loader(), make_loader(1)
+    net = make_layers()
+    optimizer = make_adam(net.parameters())
+
+    def check(found):
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(found[f"net.{name}"], value, rtol=1e-9, atol=1e-12)
+
+    begun, resumed = make_sharded(), make_sharded()
+    trainer = train(strategy="bagua", max_epochs=1)
+    trainer.fit(begun, *data)
+    assert bagua.get_replica_count() == 2 and distributed.get_world_size() == 2
+    epoch_in_one_process(net, optimizer, 0, clip)
+    assert begun.net[0].weight.to_local().numel() == net[0].weight.numel() // 2
+    check({name: one.full_tensor() for name, one in begun.state_dict().items()})
+    trainer.save_checkpoint(kept)
+    trainer.validate(begun, data[1], verbose=False)
+    with torch.no_grad():
+        whole = nn.functional.mse_loss(net(data[1].dataset.tensors[0]), data[1].dataset.tensors[1])
+    assert begun.validated[-2:] == pytest.approx([whole.item()] * 2, rel=1e-6)  # Lightning's metrics are float32
+
+    told = torch.load(kept, weights_only=False)
+    check(told["state_dict"])
+    missing = {**told, "state_dict": {name: told["state_dict"][name] for name in list(told["state_dict"])[1:]}}
+    if bagua.get_rank() == 0:
+        torch.save(missing, Path(folder, "missing.ckpt"))
+    bagua.barrier()
+    with pytest.raises(ConfigError, match="sync_batchnorm"):
+        train(strategy="bagua", max_epochs=1, sync_batchnorm=True).fit(make_sharded(), *data)
+    with pytest.raises(ConfigError, match="full_tensor"):
+        trainer.strategy.save_checkpoint({"average": begun.net[0].weight}, kept)
+    assert (bagua.get_rank() == 0) == hasattr(trainer.strategy.lightning_module_state_dict(), "_metadata")
+    with pytest.raises(RuntimeError, match="Missing key"):
+        train(strategy="bagua").validate(make_sharded(), data[1], ckpt_path=Path(folder, "missing.ckpt"))
+    train(strategy="bagua", max_epochs=2).fit(resumed, *data, ckpt_path=kept)
+    optimizer = make_adam(net.parameters())
+    optimizer.load_state_dict(told["optimizer_states"][0])  # an undivided model goes on from it
+    epoch_in_one_process(net, optimizer, 1, clip)
+    check({name: one.full_tensor() for name, one in resumed.state_dict().items()})
+
+    sgd = functools.partial(make_sharded, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1))
+    trainer = train(strategy="bagua", max_epochs=1)
+    trainer.fit(sgd(), *data)
+    trainer.save_checkpoint(kept)
+    train(strategy="bagua", max_epochs=2).fit(sgd(), *data, ckpt_path=kept)  # its state is empty
+
+    print("passed islands", flush=True)
+
+
+def rank_of_tensor_parallelism(folder):
+    """Pairs of ranks compute with the same batches."""
+    from bagua.lightning import BaguaStrategy
+
+    net, kept = make_layers(), Path(folder, "first.ckpt")
+    optimizer = make_adam(net.parameters())
+    for epoch in (0, 1):
+        model = make_sharded(tensor_parallel=True)
+        options = {**QUIET, "max_epochs": epoch + 1, "precision": "64-true", "enable_checkpointing": False}
+        trainer = import_lightning().Trainer(
+            accelerator="cpu",
+            devices=4,
+            strategy=BaguaStrategy(tensor_parallel_size=2),
+            gradient_clip_val=1.0,
+            **options,
+        )
+        trainer.fit(model, make_loader(), ckpt_path=kept if epoch else None)
+        trainer.save_checkpoint(kept)
+        epoch_in_one_process(net, optimizer, epoch, 1.0, batches=2)
+        for name, value in net.state_dict().items():
+            found = model.state_dict()[f"net.{name}"].full_tensor()
+            torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-12)
+    print("passed pairs", flush=True)
+
+
+@pytest.mark.parametrize("size", [pytest.param("2", marks=pytest.mark.full), "4"])
+def test_tensor_parallelism_on_islands(run_islands, size):
+    """Tensor parallelism alone, and below FSDP."""
+    run_islands(rank_of_tensor_parallelism, size, "pairs")
+
+
+def rank_of_an_island_with_metrics(folder):
+    """Lightning's callbacks go by results over all ranks: a rate that falls, and the best checkpoint."""
+    from torchmetrics import MeanSquaredError
+
+    from bagua.lightning import sharded
+
+    pytorch = import_lightning()
+    model = make_sharded(optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1))
+    model.metric, rank, gathered = MeanSquaredError(), bagua.get_rank(), []
+
+    def validation_step(batch, batch_idx):
+        model.metric(model(batch[0]) * (1 + rank), batch[1])
+        model.log("error", model.metric, on_epoch=True)
+        gathered.append(model.all_gather(torch.tensor([rank])).flatten().tolist())
+
+    model.validation_step = validation_step
+    kept = pytorch.callbacks.ModelCheckpoint(folder, filename="{error:.6f}", monitor="error", save_top_k=1)
+    trainer = pytorch.Trainer(
+        accelerator="cpu", devices=4, precision="64-true", strategy="bagua", callbacks=[kept],
+        **{**QUIET, "max_epochs": 3},
+    )  # fmt: skip
+    trainer.fit(model, make_loader(), make_loader(1))
+    assert gathered and all(one == [0, 1, 2, 3] for one in gathered), gathered
+    for dtype in (torch.bool, torch.bfloat16, torch.complex64, torch.int64):
+        for shape in ((), (0, 3), (rank, 2), (2, 3)):
+            found = sharded.gather_over_all(torch.full(shape, rank, dtype=dtype))
+            wanted = [shape if shape != (rank, 2) else (other, 2) for other in range(4)]
+            assert all(
+                torch.equal(one, torch.full(size, other, dtype=dtype))
+                for other, (one, size) in enumerate(zip(found, wanted, strict=True))
+            ), (dtype, shape, found)
+    told = bagua.communication.broadcast_object((kept.best_model_path, kept.best_model_score.item()))
+    assert told == (kept.best_model_path, kept.best_model_score.item())
+    inputs, targets = make_loader(1).dataset.tensors
+    [tested] = trainer.validate(model, make_loader(1), ckpt_path="best", verbose=False)
+    with torch.no_grad():
+        scale = torch.arange(len(inputs), dtype=inputs.dtype).remainder(4).add(1).unsqueeze(1)  # dealt out in turn
+        net = make_layers()
+        net.load_state_dict({name[4:]: one for name, one in torch.load(told[0])["state_dict"].items()})
+        assert tested["error"] == pytest.approx(nn.functional.mse_loss(net(inputs) * scale, targets).item(), rel=1e-5)
+    print("passed metrics", flush=True)
+
+
+def test_metrics_over_islands(run_islands):
+    run_islands(rank_of_an_island_with_metrics, "2", "metrics")
+
+
+@pytest.fixture
+def run_islands(tmp_path, run_in_ranks):
+    """``run_islands(function, size, passed)``: on four ranks, in islands of ``size``."""
+
+    def run(function, size, passed, **arguments):
+        environment = {VARIABLE: size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
+        given = {"nprocs": 4, "environment": environment, "folder": str(tmp_path), **arguments}
+        check_passed(run_in_ranks(tmp_path, PRELOAD, function, **given), passed)
+
+    return run
+
+
+def test_islands(run_islands):
+    """An island's parts together train as one process, save whole tensors, and go on from them."""
+    run_islands(rank_of_an_island, "2", "islands", clip=0.05)
+
+
+def rank_of_a_wrong_mesh():
+    from bagua.lightning import BaguaStrategy
+
+    with pytest.raises(ConfigError, match="tensor_parallel_size=3 does not divide an island of 2"):
+        make_trainer(BaguaStrategy(tensor_parallel_size=3)).fit(make_sharded(), make_loader())
+    print("passed mesh", flush=True)
+
+
+def test_a_mesh_that_does_not_fill_the_island_is_refused(tmp_path, run_in_ranks):
+    outputs = run_in_ranks(tmp_path, PRELOAD, rank_of_a_wrong_mesh, environment={VARIABLE: "2"})
+    check_passed(outputs, "mesh")
 
 
 def rank_scenarios(names):
