@@ -119,13 +119,15 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
         table(("member", "node", "state", "log"), newcomers)
     if job.gone:
         print("\ngone:")
+        # Ranks of an island whose mate was lost are ended unheard.
+        ended = {(_island(r, size), r.last_generation) for r in job.gone if size > 1 and _end(r)}
         rows = [
             (
                 str(r.member),
                 *_island(r, size),
                 str(r.last_generation or "none"),
                 r.node_id,
-                _end(r) or "unknown",
+                _end(r) or ("with its island" if (_island(r, size), r.last_generation) in ended else "unknown"),
                 r.log_path,
             )
             for r in job.gone
