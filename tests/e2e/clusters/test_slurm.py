@@ -42,6 +42,21 @@ TELL = """
     print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["SLURMD_NODENAME"], sys.argv[1:])
 """
 
+ISLAND = """
+    import torch
+    import torch.distributed as dist
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    inside, between = torch.tensor([1.0 * bagua.get_rank()]), torch.tensor([1.0 * bagua.get_rank()])
+    dist.all_reduce(inside)
+    bagua.allreduce_inplace(between, bagua.ReduceOp.SUM)
+    place = f"rank {bagua.get_rank()} of island {bagua.get_island()} of {bagua.get_replica_count()}"
+    print(place, int(inside), int(between), flush=True)
+"""
+PLACES = {f"rank {rank} of island {rank // 2} of 2 {1 + 4 * (rank // 2)} 6" for rank in range(4)}
+"""Sums of the ranks' numbers inside each island, and over all."""
+
 DDP = """
     import os, sys
     import torch
@@ -159,6 +174,20 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox, cluster):
     assert sorted(line[1] for line in lines) == list("0123"), done.text
     assert len({line[4] for line in lines}) == 2 and all(line[3] == "4" for line in lines), done.text
     assert not list((sandbox.state / "slurm").iterdir())  # the file with the secrets
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full
+def test_islands(sandbox, cluster):
+    """Islands on the nodes of an allocation, elastic or not; under bare srun the variable makes them."""
+    script = sandbox.script("island.py", ISLAND)
+    commands = [slurm_run(cluster, *words, "--island-size", "2", str(script)) for words in ((), ("--elastic",))]
+    commands.append(f"BAGUA_ISLAND_SIZE=2 exec srun --overlap -N2 --ntasks-per-node=2 {sys.executable} {script}")
+    for command in commands:
+        done = batch(sandbox, cluster, f"#!/bin/bash\n{command}\n", "-N2", "--ntasks-per-node=2")
+        assert done.code == 0, f"{command}: {done.text}"
+        found = set(re.findall(r"rank \d of island \d of \d \d \d", done.out))
+        assert found == PLACES, f"{command}: {done.text}"
     sandbox.assert_all_gone(within=SOON_S)
 
 
