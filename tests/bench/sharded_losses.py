@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Losses of sharded models after training: with few bits inside a model beside FSDP2 over Gloo, and with few bits
-between islands beside replicas. The small transformer of ``bagua bench accuracy`` on real text, two hosts.
+"""Losses of sharded models after training, on two hosts: FSDP2 with ``bagua.fsdp.compress`` beside FSDP2 over Gloo, and
+``streaming_diloco`` in four bits on islands beside replicas. The small transformer of ``bagua bench accuracy``.
 
     python tests/bench/sharded_losses.py                        # 3 seeds of 800 steps
     python tests/bench/sharded_losses.py --seeds 1 --steps 40   # a quick look
@@ -12,7 +12,6 @@ Both of a pair begin with the same weights, and get the same samples: ranks of a
 from __future__ import annotations
 
 import argparse
-import importlib
 from functools import partial
 from statistics import fmean
 
@@ -25,6 +24,7 @@ from bagua.bench.accuracy import SETTINGS, TASKS
 from bagua.bench.ranks import accuracy, harness
 from bagua.cli.bench import tasks
 from bagua.examples import _common, charlm
+from bagua.fsdp import compress
 
 TASK = TASKS["charlm"]
 FEW, GLOO, ISLANDS, REPLICAS = "fsdp.compress int4", "FSDP2 over Gloo", "islands of 2", "replicas"
@@ -65,8 +65,6 @@ def losses(config):
     for seed in range(config["seeds"]):
         make = partial(new_model, data, seed)
         if config["kind"] == FEW:
-            from bagua.fsdp import compress
-
             for name, backend in ((FEW, "bagua"), (GLOO, "gloo")):
                 model = shard(make(), DeviceMesh.from_group(dist.new_group(backend=backend), "cpu"))
                 if name == FEW:
@@ -88,7 +86,6 @@ def new_model(data, seed):
 
 def measure(config):
     if config["kind"] == FEW:
-        importlib.import_module("bagua.c10d")
         dist.init_process_group("bagua")
     return losses(config)
 
@@ -97,10 +94,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=TASK.steps)
-    parser.add_argument("--only", default="few-bits,islands", help="pairs, with commas")
-    options = parser.parse_args()
     pairs = {"few-bits": {FEW: 1}, "islands": {ISLANDS: 2, REPLICAS: 1}}  # kinds of jobs, and ranks of an island
-    for pair in options.only.split(","):
+    parser.add_argument("--only", choices=pairs)
+    options = parser.parse_args()
+    for pair in [options.only] if options.only else pairs:
         found = {}
         for kind, size in pairs[pair].items():
             config = {"kind": kind, "seeds": options.seeds, "steps": options.steps, "island_size": size}

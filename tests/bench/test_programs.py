@@ -26,6 +26,7 @@ PROGRAMS = {
     "fused_steps.py --tensors 5 --elements 7 --steps 2": 10,
     "island_steps.py --ranks 4 --width 16 --layers 2 --rounds 1": 4,
     "moe.py --nproc-per-node 2 --tokens 8 --width 4 --experts none,ffn --rounds 1 --turn 0": 4,
+    "sharded_losses.py --seeds 1 --steps 4": 6,
     "startup.py --rounds 1 --no-cold": 8,
     "tiny_steps.py --steps 10 --nproc-per-node 2 --only gradient_allreduce": 1,
 }

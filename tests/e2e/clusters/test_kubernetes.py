@@ -117,6 +117,20 @@ def test_a_refusal_is_told_in_the_words_of_who_refuses(cluster):
         cluster.delete(name)
 
 
+@pytest.mark.full
+def test_islands_fill_a_pod(cluster):
+    """A job whose pods would hold parts of islands is refused before it has any."""
+    run = {"program": "/bin/sh", "args": ["-c", "echo of $BAGUA_ISLAND_SIZE >&2"], "islandSize": 2}
+    cluster.submit("torn", image=IMAGE, run=run, nprocPerNode=3)
+    status = cluster.wait_for_phase("torn", "Failed")
+    assert "3 ranks can't be divided into islands of 2" in status["message"] and not cluster.pods("torn")
+    cluster.submit("whole", image=IMAGE, run=run, nprocPerNode=4)
+    cluster.wait_for_phase("whole", "Succeeded")
+    assert all(f"[rank {rank}] of 2\n" in cluster.kubelet.log("whole-0") for rank in range(4))
+    for name in ("torn", "whole"):
+        cluster.delete(name)
+
+
 def digits(replicas, epochs, **policy):
     """An elastic job that learns digits, with one rank in each pod."""
     return {
