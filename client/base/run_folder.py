@@ -25,9 +25,9 @@ def runtime_root() -> Path:
     return make_private_dir(root)
 
 
-class StateFolder:
-    """A temporary state folder, locked while its owner lives. A later run removes the folder of an owner that was
-    killed."""
+class RunFolder:
+    """The temporary state folder of a run, locked while its owner lives. A later run removes the folder of an owner
+    that was killed."""
 
     def __init__(self, root: Path | None = None) -> None:
         root = root or runtime_root()

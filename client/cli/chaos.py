@@ -65,14 +65,14 @@ def chaos(
 
 def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
     from bagua.chaos.plan import KINDS
-    from bagua.cli.cluster.local_cluster import StateFolder, forget_other_service
+    from bagua.cli.cluster.local_cluster import RunFolder, forget_other_service
     from bagua.cli.cluster.native import NativeBuild
     from bagua.cli.display.terminal import Terminal
     from bagua.cli.faults.campaign import Chaos
     from bagua.cli.faults.cluster import ChaosCluster, copy_logs, private_disk
 
     forget_other_service()
-    state = StateFolder()
+    state = RunFolder()
     needs = {KINDS[kind].needs for kind in wanted.kinds}
     try:
         with (

@@ -101,7 +101,7 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
 
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
-    from bagua.cli.cluster.local_cluster import StateFolder, forget_other_service
+    from bagua.cli.cluster.local_cluster import RunFolder, forget_other_service
     from bagua.cli.cluster.native import NativeBuild
     from bagua.cli.display.terminal import open_terminal
     from bagua.client.describe import exit_code
@@ -110,7 +110,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     forget_other_service()
     failed, announcements = True, None
     terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
-    state = StateFolder()
+    state = RunFolder()
     try:
         with _cluster(options, state.path) as cluster, NativeBuild() as build:
             interrupts = Interrupts(cluster, state)

@@ -14,7 +14,7 @@ from bagua.base import parent_socket
 from bagua.base.address import own_address
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.base.paths import make_private_dir, write_private
-from bagua.base.run_folder import StateFolder
+from bagua.base.run_folder import RunFolder
 from bagua.base.security import TlsFiles
 from bagua.enroll import secret
 from bagua.enroll.exchange import Applicant, Grant
@@ -47,7 +47,7 @@ def main() -> None:
 
 def _prepare(applicant: Applicant, grant: Grant) -> list[str]:
     """Writes what the daemon needs into a folder of its own; returns the daemon's command. Raises ConfigError."""
-    state = StateFolder()
+    state = RunFolder()
     state.hand_on()  # locked as long as the daemon lives
     files = TlsFiles.in_folder(make_private_dir(state.path / "tls"))
     token = state.path / "token"

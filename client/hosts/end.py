@@ -24,7 +24,7 @@ from typing import IO, Any
 from bagua.base.address import own_address
 from bagua.base.errors import BaguaError
 from bagua.base.paths import make_private_dir, write_private
-from bagua.base.run_folder import StateFolder
+from bagua.base.run_folder import RunFolder
 from bagua.base.secrets import read_private
 
 STOP_PATIENCE_S = 10.0  # between SIGTERM and SIGKILL of the program, once the connection is closed
@@ -84,7 +84,7 @@ def _report_failure(order: Path, words: str) -> None:
 
 def _run(order: Order, source: IO[bytes], path: Path | None) -> int:
     os.environ.update(order.environment)
-    state = StateFolder() if order.files else None
+    state = RunFolder() if order.files else None
     try:
         words = _words(order, state)
         for name, content in order.files.items():
@@ -105,7 +105,7 @@ def _run(order: Order, source: IO[bytes], path: Path | None) -> int:
             state.remove()
 
 
-def _words(order: Order, state: StateFolder | None) -> dict[str, str]:
+def _words(order: Order, state: RunFolder | None) -> dict[str, str]:
     if not order.peer:
         return {}  # the arguments are a user's
     place = {"{node}": os.environ.get("SLURMD_NODENAME", ""), "{address}": own_address(order.peer)}

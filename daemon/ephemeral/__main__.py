@@ -24,7 +24,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from bagua.base import parent_socket
 from bagua.base.errors import BaguaError
-from bagua.base.run_folder import StateFolder
+from bagua.base.run_folder import RunFolder
 from bagua.daemon.ephemeral.node_process import NodeProcess
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _survive_terminal() -> None:
 
 def _run(starter: socket.socket, nnodes: int, nproc_per_node: int, admission: Admission | None) -> None:
     """Runs the cluster. Raises ServiceError, ConfigError."""
-    state = StateFolder()
+    state = RunFolder()
     try:
         with NodeProcess(state.path, admission) as node:
             # The coordinator's modules take longer than the start of the daemon, which goes on beside.

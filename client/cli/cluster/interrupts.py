@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster, RunFolder
     from bagua.cli.display.follow import Follower
 
 
 class Interrupts:
     """Ctrl-C, SIGTERM and SIGHUP: the first asks for the job's end, the second kills all at once."""
 
-    def __init__(self, cluster: EmbeddedCluster, state: StateFolder) -> None:
+    def __init__(self, cluster: EmbeddedCluster, state: RunFolder) -> None:
         self.signal = 0
         self.reason = "stopped by the user"
         self.follower: Follower | None = None

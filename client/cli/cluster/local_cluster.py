@@ -20,7 +20,7 @@ from typing import Protocol
 from bagua.base.address import is_loopback, require_loopback, split_address
 from bagua.base.child_service import ServiceProcess as ServiceProcess
 from bagua.base.parent_socket import FOREIGN_SETTINGS
-from bagua.base.run_folder import StateFolder as StateFolder
+from bagua.base.run_folder import RunFolder as RunFolder
 from bagua.cli.cluster.signals import uninterrupted
 
 # As long as ranks wait for services of their own (torch_api/job/ephemeral.py). An interpreter starts slowly on an

@@ -9,11 +9,11 @@ import pytest
 
 from bagua.base import run_folder
 from bagua.base.errors import ConfigError, ServiceError
-from bagua.cli.cluster.local_cluster import ServiceProcess, StateFolder
+from bagua.cli.cluster.local_cluster import RunFolder, ServiceProcess
 
 
 def test_state_folder_is_private_and_goes(tmp_path):
-    state = StateFolder(tmp_path)
+    state = RunFolder(tmp_path)
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
     state.remove()
     state.remove()
@@ -25,12 +25,12 @@ def test_what_killed_runs_left_is_swept_and_nothing_else(tmp_path):
     for name in ("run-dead", "run-kept", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "run-kept" / run_folder.KEPT_MARK).touch()
-    alive = StateFolder(tmp_path)
+    alive = RunFolder(tmp_path)
     for path in tmp_path.iterdir():
         os.utime(path, (old, old))
     fresh = tmp_path / "run-fresh"
     fresh.mkdir()
-    StateFolder(tmp_path).remove()
+    RunFolder(tmp_path).remove()
     assert {path.name for path in tmp_path.iterdir()} == {"run-kept", "other", "run-fresh", alive.path.name}
     alive.remove()
 
