@@ -39,6 +39,10 @@ class Diary:
     world: int = 0
     ended: bool = False
 
+    def goes_on_after(self, epoch: Epoch) -> bool:
+        """Returns True if the rank has made a step after this epoch, or ended well."""
+        return self.ended or (bool(self.steps) and self.steps[-1] > epoch.at)
+
 
 class Diaries:
     """Diaries of all ranks of a job that write into ``folder``."""
@@ -116,10 +120,12 @@ def violations(diaries: Mapping[int, Diary]) -> list[Breach]:
     for number in sorted({number for diary in diaries.values() for number in diary.epochs}):
         told = {pid: diary.epochs[number] for pid, diary in diaries.items() if number in diary.epochs}
         at = max(epoch.at for epoch in told.values())
-        counts = Counter(epoch.digest for epoch in told.values())
+        # A rank that is put out may have seen the end of a step that the others repeat without it: it makes no other.
+        went_on = {pid: epoch for pid, epoch in told.items() if diaries[pid].goes_on_after(epoch)} or told
+        counts = Counter(epoch.digest for epoch in went_on.values())
         if len(counts) > 1:
             hashes = ", ".join(f"{pid}: {epoch.digest}" for pid, epoch in told.items())
-            others = len(told) - max(counts.values())
+            others = len(went_on) - max(counts.values())
             found.append(Breach("different", others, at, f"after epoch {number} replicas differ ({hashes})"))
         for promise in before:
             count = max(getattr(epoch, promise) for epoch in told.values())

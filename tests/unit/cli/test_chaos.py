@@ -16,6 +16,7 @@ import pytest
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ServiceError
 from bagua.chaos import sockets
+from bagua.chaos.diary import Diary, Epoch, violations
 from bagua.chaos.firewall import Firewall, reason_against
 from bagua.chaos.plan import KINDS, Fault, Plan
 from bagua.chaos.relay import Relay
@@ -33,6 +34,15 @@ def test_each_kind_comes_once_before_one_comes_again():
     again = Plan(7, list(KINDS))
     assert [again.next(whole) for _ in KINDS] == first
     assert all(fault and whole[list(whole)[fault.node]] > fault.rank for fault in first)
+
+
+def test_replicas_that_differ():
+    """A rank that makes no step after an epoch was put out: it may have seen a step that the others repeat."""
+    right, wrong = (Epoch(digest, lost=0, doubled=0, whole=0, at=1.0) for digest in ("a", "b"))
+    others, out, goes_on = Diary([0.5, 1.5], {0: right}), Diary([0.5], {0: wrong}), Diary([0.5, 1.5], {0: wrong})
+    assert violations({1: others, 2: out}) == []
+    for diaries in ({1: others, 2: goes_on}, {1: others, 2: out, 3: goes_on}, {1: Diary([0.5], {0: right}), 2: out}):
+        assert [breach.promise for breach in violations(diaries)] == ["different"]
 
 
 def test_an_address_that_moves():
