@@ -136,7 +136,11 @@ def rank_learns(folder):
         check_learns(**arguments)
 
 
-@pytest.mark.parametrize("hosts", [TWO_HOSTS, TWO_BY_TWO, THREE_HOSTS], ids=["2 x 1", "2 x 2", "3 x 1"])
+@pytest.mark.parametrize(
+    "hosts",
+    [TWO_HOSTS, TWO_BY_TWO, pytest.param(THREE_HOSTS, marks=pytest.mark.full)],
+    ids=["2 x 1", "2 x 2", "3 x 1"],
+)
 def test_ranks_stay_alike_and_learn_as_over_gloo(ranks, tmp_path, hosts):
     ranks.run(rank_learns, hosts=hosts, folder=str(tmp_path))
 

@@ -69,7 +69,9 @@ def outcome_of(ranks):
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "local_sgd:interval=4"])
+@pytest.mark.parametrize(
+    "algorithm", ["gradient_allreduce", pytest.param("local_sgd:interval=4", marks=pytest.mark.full)]
+)
 def test_a_sharded_model_learns(ranks, algorithm):
     """Two islands of two ranks. The second algorithm leaves them apart: their mean counts."""
     arguments = f"--epochs 1 --characters 40000 --output json --algorithm {algorithm}".split()

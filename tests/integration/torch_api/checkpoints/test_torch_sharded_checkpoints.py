@@ -88,7 +88,7 @@ def run(ranks, folder, size, nprocs, epochs):
     return ranks.run(rank_trains, nprocs, folder=str(folder), epochs=epochs, environment={VARIABLE: str(size)})
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.full), (2, 1), (1, 2)])
 def test_islands_of_another_size_go_on(ranks, tmp_path, before, after):
     """With the weights, the optimizer and the samples of a job that was never interrupted."""
     wanted = run(ranks, tmp_path / "one", 1, 2, EPOCHS)[0][1]
