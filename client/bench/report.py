@@ -118,7 +118,7 @@ ALLREDUCE = (
     Column("ms", "ms"),
     Column("algbw", "GB/s"),
     Column("busbw", "bus GB/s"),
-    Column("times_peer", "x Gloo"),
+    Column("times_peer", "x peer"),
     Column("floor_ms", "floor ms"),
     Column("floor_share", "of floor", percent),
 )

@@ -1,10 +1,14 @@
-"""All-reduce: Bagua on the memory of buckets or ordinary tensors, with and without codecs, and Gloo, side by side."""
+"""All-reduce: Bagua on memory of buckets or ordinary tensors, with and without codecs, Gloo and OpenMPI in turns."""
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +16,14 @@ import torch
 import bagua.torch_api as bagua
 from bagua.algorithms.codec import Codec
 from bagua.base.errors import BaguaError
-from bagua.bench.ranks import harness
+from bagua.bench.ranks import harness, openmpi
 from bagua.bench.units import size_text
 from bagua.csrc import load
 from bagua.csrc.build_tool import build_tool
 from bagua.tuning.network import Network
 
 FLOOR = "floor"
+OPENMPI = "openmpi"
 TURN_S = 0.02  # operations that take less are repeated within a turn
 MOST_REPEATS = 100
 WRONG_ABOVE = 0.999  # relative L2 error of a codec's result above which it is no result
@@ -80,56 +85,91 @@ class System:
         self.repeats = max(1, min(MOST_REPEATS, int(TURN_S / self.turn())))
 
 
-class MemoryFloor:
-    """Shared-memory floor: a native program (csrc/tools) with ``ranks`` threads and vectors of up to ``max_bytes``."""
+class OtherProgram:
+    """A program that measures beside the job, on vectors of its own. It is asked by lines, of bytes and repeats, and
+    answers with nanoseconds. It ends when its input ends."""
 
-    def __init__(self, ranks: int, max_bytes: int) -> None:
-        self._process = subprocess.Popen(
-            [str(build_tool("memory_floor")), str(ranks), str(max_bytes)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
+    def __init__(self, name: str, command: Sequence[str], inputs: Sequence[int] | None = None) -> None:
+        """``inputs``: descriptors that lines are written to; None: its standard input."""
+        self._name = name
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        self._inputs = [self._process.stdin.fileno()] if inputs is None else list(inputs)
+        self._own = inputs is not None
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BaguaError(f"The program that measures the floor ended with code {self._process.wait()}. [BG001]")
+            raise BaguaError(f"The program that measures {self._name} ended with code {self._process.wait()}. [BG001]")
         return line.strip()
 
     def measure(self, nbytes: int, repeats: int) -> float:
         """Seconds per all-reduce of ``nbytes``, mean of ``repeats`` in a row."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{nbytes} {repeats}\n")
-        self._process.stdin.flush()
+        for descriptor in self._inputs:
+            os.write(descriptor, f"{nbytes} {repeats}\n".encode())
         return int(self._answer()) / 1e9
 
     def close(self) -> None:
-        """Ends the program that measures."""
-        self._process.communicate()  # closes its input, at which it ends
+        """Ends the program."""
+        for descriptor in self._inputs if self._own else ():
+            os.close(descriptor)
+        self._process.communicate()  # closes its standard input
 
 
-def measure_size(config: dict[str, Any], nbytes: int, floor: MemoryFloor | None) -> dict[str, float]:
-    """Median seconds of every system and, on rank 0 of one host, of the floor."""
+class MemoryFloor(OtherProgram):
+    """Shared-memory floor: a native program (csrc/tools) with ``ranks`` threads and vectors of up to ``max_bytes``."""
+
+    def __init__(self, ranks: int, max_bytes: int) -> None:
+        super().__init__("the floor", [str(build_tool("memory_floor")), str(ranks), str(max_bytes)])
+        self._answer()
+
+
+class OpenMPI(OtherProgram):
+    """The peer ``openmpi``."""
+
+    def __init__(self, ranks: int, dtype: str, max_bytes: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pipes = [Path(folder) / str(rank) for rank in range(ranks)]
+            for pipe in pipes:
+                os.mkfifo(pipe)
+            # Read as well, so that opening waits for nobody.
+            inputs = [os.open(pipe, os.O_RDWR | os.O_CLOEXEC) for pipe in pipes]
+            super().__init__("OpenMPI", openmpi.command(folder, ranks, dtype, max_bytes), inputs)
+            self.measure(1, 1)  # all have opened their pipes
+
+
+def measure_size(config: dict[str, Any], nbytes: int, others: Mapping[str, OtherProgram]) -> dict[str, float]:
+    """Median seconds of every system and, on rank 0, which has them, of the other programs."""
     dtype = getattr(torch, config["dtype"])
     count = max(1, nbytes // dtype.itemsize)
-    systems = {s["name"]: System(s["memory"], s["codec"], count, dtype) for s in config["systems"]}
+    systems = {s["name"]: System(s["memory"], s["codec"], count, dtype) for s in ours(config)}
     for system in systems.values():
         system.warm_up()
     variants: dict[str, Callable[[], float]] = {name: system.turn for name, system in systems.items()}
-    if config["nodes"] == 1:
-        repeats = max(1, min(MOST_REPEATS, (64 << 20) // nbytes))
+    repeats = max(1, min(MOST_REPEATS, (64 << 20) // nbytes))
 
-        def floor_turn() -> float:
-            # The other ranks stand in a barrier meanwhile.
-            found = floor.measure(count * dtype.itemsize, repeats) if floor is not None else 0.0
-            bagua.barrier()
-            return found
+    def turn_of(name: str) -> float:
+        # The other ranks stand in a barrier meanwhile.
+        found = others[name].measure(count * dtype.itemsize, repeats) if others else 0.0
+        bagua.barrier()
+        return found
 
-        variants[FLOOR] = floor_turn
+    for name in other_programs(config):
+        variants[name] = functools.partial(turn_of, name)
     return harness.medians(harness.interleave(variants, config["seconds"], config["rounds"]))
+
+
+def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Systems that run in the ranks of the job."""
+    return [system for system in config["systems"] if system["name"] != OPENMPI]
+
+
+def other_programs(config: dict[str, Any]) -> list[str]:
+    """Names of programs that measure beside the job, inside one host."""
+    if config["nodes"] > 1:
+        return []
+    return [FLOOR, *(system["name"] for system in config["systems"] if system["name"] == OPENMPI)]
 
 
 def wire_bytes(nbytes: int, codec: str, hosts: int) -> float:
@@ -147,12 +187,18 @@ def measure(config: dict[str, Any]) -> dict[str, Any] | None:
         harness.start_gloo()
     sizes, hosts = config["sizes"], config["nodes"]
     ranks, network = bagua.get_world_size(), Network(config["rate"], config["delay_s"])
-    measures_floor = hosts == 1 and bagua.get_rank() == 0
-    with closing(MemoryFloor(ranks, max(sizes))) if measures_floor else nullcontext() as floor:
+    makes: dict[str, Callable[[], OtherProgram]] = {
+        FLOOR: lambda: MemoryFloor(ranks, max(sizes)),
+        OPENMPI: lambda: OpenMPI(ranks, config["dtype"], max(sizes)),
+    }
+    with ExitStack() as stack:
+        others: dict[str, OtherProgram] = {}
+        for name in other_programs(config) if bagua.get_rank() == 0 else ():
+            others[name] = stack.enter_context(closing(makes[name]()))
         rows = []
         for step, nbytes in enumerate(sizes):
             harness.progress(step, len(sizes), size_text(nbytes))
-            found = measure_size(config, nbytes, floor)
+            found = measure_size(config, nbytes, others)
             memory_floor = found.pop(FLOOR, 0.0)
             for system in config["systems"]:
                 bound = memory_floor

@@ -1,4 +1,4 @@
-"""``bagua bench allreduce``: all-reduce over sizes, beside its floor and Gloo."""
+"""``bagua bench allreduce``: all-reduce over sizes, beside its floor, Gloo and OpenMPI."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from bagua.base.algorithm_choice import CODECS
 from bagua.base.errors import UsageError
 from bagua.bench import plots
+from bagua.bench.ranks import openmpi
 from bagua.bench.report import ALLREDUCE, Row, allreduce_rows
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
@@ -17,7 +18,7 @@ from bagua.cli.job_options import option
 from bagua.cli.options import checked
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
-GLOO = "gloo"
+GLOO, OPENMPI = "gloo", "openmpi"
 
 
 @command()
@@ -33,15 +34,15 @@ def allreduce(
     memory: str = typer.Option(
         "bucket", help="bucket (of bagua.empty, as gradients are), ordinary, or both with commas."
     ),
-    peers: str = typer.Option(GLOO, help="gloo, or none."),
+    peers: str = typer.Option(GLOO, help="gloo, openmpi (inside one host), or both with commas; or none."),
     seconds: common.SecondsOption = 3.0,
     rounds: common.RoundsOption = 3,
     threads: common.ThreadsOption = 1,
     emulate: common.EmulateOption = None,
     report: common.Report,
 ) -> None:
-    """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn;
-    medians, of the slowest rank.
+    """All-reduce over sizes: Bagua and Gloo in the same processes, OpenMPI in
+    others, turn by turn; medians, of the slowest rank.
 
     GB/s is algorithm bandwidth: bytes of one rank's vector / time. bus GB/s is
     that times 2(n-1)/n for n ranks, as in nccl-tests: what crosses each rank's
@@ -60,12 +61,14 @@ def allreduce(
         for place in checked(choose, memory, ("bucket", "ordinary"), "--memory")
         for name in checked(choose, codec, CODECS, "--codec")
     ]
-    if checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
-        systems.append({"name": GLOO, "memory": GLOO, "codec": "none"})
+    chosen = [one for one in checked(choose, peers, (GLOO, OPENMPI, "none"), "--peers") if one != "none"]
+    systems += [{"name": one, "memory": one, "codec": "none"} for one in chosen]
     checked(choose, dtype, DTYPES, "--dtype")
     if dtype != "float32" and codec != "none":
         raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
     networks, nodes = common.networks_of(emulate, nnodes)
+    if OPENMPI in chosen:
+        _check_openmpi(nodes, dtype)
     settings = {
         "nnodes": nodes,
         "nproc_per_node": nproc_per_node,
@@ -87,8 +90,19 @@ def allreduce(
         }
         task = Task("bagua.bench.ranks.allreduce", config, nodes, nproc_per_node, quiet=report.quiet)
         found = measure(task, network)["rows"]
-        rows += allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
+        peer = chosen[0] if chosen else ""
+        rows += allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, peer)
     report.show_table("allreduce", settings, rows, ALLREDUCE, plots.plot_allreduce)
+
+
+def _check_openmpi(nodes: int, dtype: str) -> None:
+    """Raises UsageError where the peer can't be measured."""
+    if nodes > 1:
+        raise UsageError("--peers openmpi is measured inside one host: leave --nnodes and --emulate out. [BG102]")
+    if dtype not in openmpi.DATATYPES:
+        raise UsageError(f"--peers openmpi has no {dtype}: choose from {', '.join(openmpi.DATATYPES)}. [BG102]")
+    if lacks := openmpi.missing():
+        raise UsageError(f"--peers openmpi can't be measured: {lacks}. [BG102]")
 
 
 def _system_name(memory: str, codec: str) -> str:
