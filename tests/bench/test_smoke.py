@@ -35,6 +35,7 @@ def bench(*arguments, plot=None):
     return report["rows"]
 
 
+@pytest.mark.full
 def test_allreduce(tmp_path):
     save = tmp_path / "a.json"
     shape = ("--sizes", "4K,64K", "--nproc-per-node", "2", "--memory", "bucket,ordinary", "--save", str(save))

@@ -94,6 +94,7 @@ def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox):
     assert refused.code and "open to other users" in refused.text and value not in refused.text
 
 
+@pytest.mark.full  # seven ranks import torch; integration/torch_api/test_torch_islands.py has it without a service
 def test_islands_by_the_variable_of_other_starters_and_a_model_that_no_island_shares(sandbox):
     script = sandbox.script(
         "t.py",

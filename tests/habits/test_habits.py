@@ -8,6 +8,8 @@ from habits.rank_side import run_habit
 from habits.ways import CALLED, ELASTIC, EQUAL, HOSTS, NEAR, ORACLE, RARE, WAYS
 
 RANKS = [0, 1]
+LONG = {("compiles_the_whole_step", "backend"), ("compiles_the_whole_step", "elastic")}
+"""Each begins torch.compile anew in the ranks of its pool: three seconds of a core by rank."""
 
 
 def cases():
@@ -19,7 +21,8 @@ def cases():
                 continue
             reason = next((one for one, names in FAILING.items() if way in names.get(habit.name, "").split()), "")
             marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-            if way in RARE - set(habit.only) and (habit.kind == 1 or way not in CALLED):
+            rare = way in RARE - set(habit.only) and (habit.kind == 1 or way not in CALLED)
+            if rare or (habit.name, way) in LONG:
                 marks.append(pytest.mark.full)
             found.append(pytest.param(habit.name, way, id=f"{habit.name}-{way}", marks=marks))
     return found

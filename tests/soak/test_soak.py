@@ -14,7 +14,7 @@ from tests.soak.trend import growth
 HERE = Path(__file__).parent
 
 
-@pytest.mark.full  # the next one is a soak, too
+@pytest.mark.full
 def test_smoke():
     command = [HERE / "soak.py", "--minutes", "0.03", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
     command += ["--nproc-per-node", "1"]
@@ -53,6 +53,7 @@ def service(*arguments, timeout_s):
     return found
 
 
+@pytest.mark.full  # chaos stands for it
 def test_a_service_for_some_seconds():
     service("--minutes", "0.1", "--pause", "1.5", timeout_s=280)
 

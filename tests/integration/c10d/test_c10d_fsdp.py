@@ -138,7 +138,7 @@ def rank_learns(folder):
 
 @pytest.mark.parametrize(
     "hosts",
-    [TWO_HOSTS, TWO_BY_TWO, pytest.param(THREE_HOSTS, marks=pytest.mark.full)],
+    [pytest.param(TWO_HOSTS, marks=pytest.mark.full), TWO_BY_TWO, pytest.param(THREE_HOSTS, marks=pytest.mark.full)],
     ids=["2 x 1", "2 x 2", "3 x 1"],
 )
 def test_ranks_stay_alike_and_learn_as_over_gloo(ranks, tmp_path, hosts):
