@@ -276,10 +276,9 @@ class Rank:
         shape: Sequence[int],
         codec: int,
         density: int,
-        /,
-        *,
         timeout_s: float,
-        generation: int = 0,
+        generation: int,
+        /,
     ) -> PendingTransfer | None:
         """Carries out one operation on contiguous tensors at any address: submits, copies in and out what does not lie
         in shared memory (in pieces, if large), waits (GIL released, signals honoured). None: done. Else the timeout

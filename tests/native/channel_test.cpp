@@ -33,7 +33,7 @@ class FakeEngine final : public ChannelHandler {
  public:
   FakeEngine() {
     EXPECT_OK(Mapping::create(sizeof(JobPage), &page_fd_, &page_));
-    EXPECT_OK(Mapping::create(sizeof(GenerationPage), &sheet_fd_, &sheet_));
+    EXPECT_OK(Mapping::create(kGenerationBytes, &sheet_fd_, &sheet_, Pages::kOnDemand));
     EXPECT_OK(Mapping::create(sizeof(RankChannel), &channel_fd_, &channel_));
     new (page_->data()) JobPage();
     new (sheet_->data()) GenerationPage();
@@ -78,9 +78,10 @@ class FakeEngine final : public ChannelHandler {
     return Status::ok();
   }
   Status free_segment(int, uint64_t id) override { return id == 9 ? Status::ok() : Status(Code::kInvalid, "unknown"); }
-  Status declare(int, uint64_t, uint32_t, const std::vector<int>& members) override {
+  Status declare(int, uint64_t, uint32_t, const std::vector<int>& members, uint32_t* room) override {
     std::lock_guard<std::mutex> lock(mutex);
     declared = members;
+    *room = 0;
     return Status::ok();
   }
   Status destroy(int, uint64_t, uint32_t) override { return Status::ok(); }

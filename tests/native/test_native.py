@@ -16,10 +16,13 @@ sys.path.insert(0, str(HERE))
 
 import native_build as native  # noqa: E402
 
-SEARCH = "succession_test"
-"""A suite that needs next to nothing of the core, and much time."""
+SEARCHES = {
+    "succession_test": ("engine/job/succession.cpp", "engine/values/options.cpp"),
+    "meeting_model_test": (),
+}
+"""Suites that need next to nothing of the core, and much time: with the files that they need."""
 FILES = {path.stem: path for folder in (".", "engine", "transport") for path in (HERE / folder).glob("*_test.cpp")}
-SUITES = sorted(name for name in FILES if name != SEARCH)
+SUITES = sorted(name for name in FILES if name not in SEARCHES)
 PORTABLE = "kernel_test"
 """A suite that needs the kernels alone; it is compiled without the processor's extensions, too."""
 # Suites in which most threads meet: TSan looks for races there; --full has the others.
@@ -72,11 +75,10 @@ def build_portable():
     return native.build("portable", native.cache_folder(), sources)
 
 
-def build_search():
-    """The search is worth optimised code, which few files are for it."""
-    engine = native.CORE / "engine"
-    units = [engine / "job" / "succession.cpp", engine / "values" / "options.cpp"]
-    return native.build("portable", native.cache_folder(), [HERE / "harness.cpp", FILES[SEARCH], *units])
+def build_search(suite):
+    """A search is worth optimised code, which few files are for it."""
+    units = [native.CORE / name for name in SEARCHES[suite]]
+    return native.build("portable", native.cache_folder(), [HERE / "harness.cpp", FILES[suite], *units])
 
 
 @pytest.mark.timeout(600)
@@ -86,7 +88,9 @@ def test_portable_kernels():
 
 
 @pytest.mark.timeout(600)
-def test_every_history(request):
-    """All orders in which members can be lost, and told of it, within a bound that --full widens."""
+@pytest.mark.parametrize("suite", SEARCHES)
+def test_every_history(request, suite):
+    """All orders of events, within a bound that --full widens: losses of members and the news of them, and steps of
+    ranks that meet."""
     more = {"BAGUA_TEST_FULL": "1"} if request.config.getoption("--full") else {}
-    native.check("portable", build_search, SEARCH, **more)
+    native.check("portable", functools.partial(build_search, suite), suite, **more)

@@ -106,18 +106,25 @@ TEST(rows_are_staged_whole) {
 }
 
 TEST(stages_are_kept_and_bounded) {
-  Job job({std::vector<int>{0}}, 512 << 10);
+  Job job({{0, 1}}, 512 << 10);
   job.each(staged([](int, ChannelClient* client, StagePool* pool) {
-    std::vector<float> data(8 * kMiB, 1);
-    const uint64_t before = client->counters()->segment_bytes.load();
-    const auto held = [&] { return client->counters()->segment_bytes.load() - before; };
+    std::vector<float> data(8 * kMiB, 1), all(16 * kMiB);
+    const auto held = [&] {  // by both
+      CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+      const uint64_t bytes = client->counters()->segment_bytes.load();
+      CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+      return bytes;
+    };
+    const uint64_t before = held();
     CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
-    const uint64_t kept = held();
-    CHECK(kept > 0 && kept <= 8 * kMiB);
+    const uint64_t kept = held() - before;
+    CHECK(kept > 0 && kept <= 16 * kMiB);
     CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
-    CHECK_EQ(held(), kept);
-    CHECK_OK(run(client, pool, request(Kind::kAllGather, data.size(), data.data(), data.data())));
-    CHECK(held() <= 16 * kMiB);
+    CHECK_EQ(held() - before, kept);
+    TransferRequest gather = request(Kind::kAllGather, data.size(), data.data(), all.data());
+    gather.dst_rows = 2;
+    CHECK_OK(run(client, pool, gather));
+    CHECK(held() - before <= 32 * kMiB);
   }));
 }
 
@@ -199,9 +206,9 @@ TEST(ranks_ahead_of_others) {
   EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
-// Each communicator of all ranks has a place of its own: two threads of a rank are in different ones, and the daemon
-// sees neither. The number may be used again, whichever rank is first.
-TEST(ranks_meet_on_every_communicator_of_them_all) {
+// Each communicator has a room of its own: two threads of a rank are in different ones, and the daemon sees neither.
+// The number may be used again, whichever rank is first.
+TEST(ranks_meet_on_every_communicator_inside_the_host) {
   Job job({{0, 1, 2}}, 512 << 10);
   job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
     for (int use = 0; use < 3; ++use) {
@@ -223,16 +230,23 @@ TEST(ranks_meet_on_every_communicator_of_them_all) {
       threads.join();
       for (const uint32_t comm : {2u, 1u}) CHECK_OK(client->destroy_comm(comm));
     }
-    Descriptor small{};
-    small.kind = static_cast<uint8_t>(Kind::kAllReduce);
-    small.count = 1;
-    small.comm = 1;
-    CHECK(!client->meets(small));
+    const auto meets = [client](uint32_t comm) {
+      Descriptor small{};
+      small.kind = static_cast<uint8_t>(Kind::kAllReduce);
+      small.count = 1;
+      small.comm = comm;
+      char data[4] = {};
+      bool tried = false, met = false;
+      CHECK_OK(client->meet(small, client->generation(), data, data, nullptr, &tried, &met));
+      return tried;
+    };
+    CHECK(!meets(1));
     CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
-    CHECK(client->meets(small));
-    small.comm = 3;
+    CHECK(meets(1));
     if (rank < 2) CHECK_OK(client->create_comm(3, {0, 1}, 10 * kNsPerS));
-    CHECK(!client->meets(small));
+    CHECK_EQ(meets(3), rank < 2);
+    CHECK_OK(client->create_comm(4 + static_cast<uint32_t>(rank), {rank}, 10 * kNsPerS));
+    CHECK(meets(4 + static_cast<uint32_t>(rank)));  // alone, with nobody
     CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
   }));
   EXPECT_EQ(job.engine(0).error(), std::string());

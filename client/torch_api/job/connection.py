@@ -148,6 +148,14 @@ def load_core() -> Any:
         raise BuildError(str(error)) from error
 
 
+class OfThread(threading.local):
+    """Limits of one thread's operations. ``generation``: to which they belong; None: the newest that has settled.
+    ``patience``: seconds until one raises."""
+
+    generation: int | None = None
+    patience = math.inf
+
+
 class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
     Regrouped where the generation has ended.
@@ -177,7 +185,7 @@ class HostConnection:
             )
             view = self._rank.view()
         self.settled: int = view["generation"]
-        self._thread = threading.local()
+        self._thread = OfThread()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
         self._island_size = environment.get_island_size()
@@ -215,17 +223,18 @@ class HostConnection:
     def stay_in(self, generation: int | None) -> int | None:
         """Operations of this thread belong to that generation from now on: where another one has begun they raise
         Regrouped. None: to the newest. Returns the one before, to be given back."""
-        before: int | None = getattr(self._thread, "generation", None)
-        if generation is not None:
-            self._thread.generation = generation
-        elif before is not None:
-            del self._thread.generation
+        before, self._thread.generation = self._thread.generation, generation
         return before
+
+    def _generation(self) -> int:
+        """Of an operation that this thread submits now."""
+        generation = self._thread.generation
+        return self.settled if generation is None else generation
 
     @contextmanager
     def steady(self, generation: int | None = None) -> Iterator[None]:
         """``stay_in`` this generation, or the present one, for the time of a block."""
-        before = self.stay_in(getattr(self._thread, "generation", self.settled) if generation is None else generation)
+        before = self.stay_in(self._generation() if generation is None else generation)
         try:
             yield
         finally:
@@ -242,7 +251,7 @@ class HostConnection:
     @property
     def is_steady(self) -> bool:
         """True if operations of this thread belong to one generation now."""
-        return getattr(self._thread, "generation", None) is not None
+        return self._thread.generation is not None
 
     def stand_by(self) -> bool:
         """Does not wait: this rank is ready for the next generation, whatever it does when that begins. True if there
@@ -321,7 +330,7 @@ class HostConnection:
     def submit(self, request: Request) -> int:
         """See ``Connection``. Places are (segment, byte offset)."""
         try:
-            return self._rank.submit(**request, generation=getattr(self._thread, "generation", self.settled))
+            return self._rank.submit(**request, generation=self._generation())
         except self._error as error:
             raise self._translate(error) from None
 
@@ -330,7 +339,7 @@ class HostConnection:
     def send_flags(self, flags: core.Flags) -> None:
         """Submits them by themselves. With another operation: as its ``behind``."""
         try:
-            self._rank.send_flags(flags, getattr(self._thread, "generation", self.settled))
+            self._rank.send_flags(flags, self._generation())
         except self._error as error:
             raise self._translate(error) from None
 
@@ -341,12 +350,12 @@ class HostConnection:
 
     def transfer(self, *request: Any) -> None:
         """One operation on tensors at any address, from submission to the end: the arguments of the core's
-        ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
+        ``Rank.transfer`` but the last two. Long waits are logged as those of ``wait``."""
         try:
             waited = self.first_warning_s
-            generation = getattr(self._thread, "generation", self.settled)
-            # The usual case is one call of the core: it is over before the first warning.
-            pending = self._rank.transfer(*request, timeout_s=waited, generation=generation)
+            # The usual case is one call of the core: it is over before the first warning. Named arguments would take as
+            # long again as the operation.
+            pending = self._rank.transfer(*(*request, waited, self._generation()))
             if pending is not None:
                 self._wait_on(pending.wait, waited)
         except self._error as error:
@@ -360,18 +369,18 @@ class HostConnection:
         try:
             yield
         finally:
-            del self._thread.patience
+            self._thread.patience = math.inf
 
     @property
     def first_warning_s(self) -> float:
         """Seconds after which ``go_on`` is to be asked for the first time."""
-        return min(self._first_warning_s, getattr(self._thread, "patience", math.inf))
+        return min(self._first_warning_s, self._thread.patience)
 
     def go_on(self, waited: float, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.
         Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest if the wait
         ``ends``."""
-        limit = min(self._wait_limit_s if ends else math.inf, getattr(self._thread, "patience", math.inf))
+        limit = min(self._wait_limit_s if ends else math.inf, self._thread.patience)
         try:
             who = self._describe_waits()
         except ServiceError as error:  # the daemon may be gone: the wait goes on, and the core tells when that is over
@@ -426,10 +435,13 @@ class HostConnection:
 
     def barrier(self, comm: int = 0, meanwhile: Callable[[], object] | None = None) -> None:
         """Returns when every member has called it. Until then ``meanwhile`` is called again and again."""
+        if meanwhile is None:
+            self.transfer(comm, self.kinds["barrier"], self.dtypes["uint8"], 0, -1, 0, 0, 1, 0, 1, False, (), 0, 0)
+            return
         operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
         ticket = self.submit(operation)
         began, told = time.monotonic(), self.first_warning_s
-        while meanwhile is not None and not self.done(ticket):
+        while not self.done(ticket):
             meanwhile()
             time.sleep(LOOK_AGAIN_S)
             if (waited := time.monotonic() - began) >= told:

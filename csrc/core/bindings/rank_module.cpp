@@ -308,10 +308,8 @@ void bind_rank(py::module_* module) {
            py::arg("generation") = 0, py::arg("behind") = py::none())
       .def("flags", &Rank::flags, py::arg("comm"), py::arg("values"), py::arg("place"))
       .def("send_flags", &Rank::send_flags, py::arg("flags"), py::arg("generation") = 0)
-      .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
-           py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
-           py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
-           py::arg("generation") = 0, py::keep_alive<0, 1>())
+      // Without names, which would take as long again as a small operation.
+      .def("transfer", &Rank::transfer, py::keep_alive<0, 1>())
       .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
       .def("view", &Rank::view)
       .def("planned", [](Rank& rank) { return rank.client().planned(); })

@@ -152,18 +152,21 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
   Request request(Message::kComm, comm);
   request.generation = static_cast<uint32_t>(generation());
   request.members = static_cast<uint32_t>(ranks.size());
-  if (Status status = ask(request, ranks, timeout_ns); !status) return status;
+  Reply reply;
+  if (Status status = ask(request, ranks, timeout_ns, &reply); !status) return status;
+  if (reply.value > kRooms) return {Code::kCorrupt, "the node daemon's answer names a room that is none"};
   const Lock lock(submit_mutex_);
-  note_members(comm, ranks);
+  note_members(comm, ranks, static_cast<uint32_t>(reply.value));
   return Status::ok();
 }
 
 Status ChannelClient::destroy_comm(uint32_t comm) {
   Request request(Message::kDestroyComm, comm);
   request.generation = static_cast<uint32_t>(generation());
-  {
+  if (const std::shared_ptr<Meeting> meeting = meeting_of(comm); meeting != nullptr) meeting->await_end();
+  if (comm != 0) {
     const Lock lock(submit_mutex_);
-    forget_members(comm);
+    groups_.erase(comm);
   }
   const Status status = ask(request);
   return status.code() == Code::kRegrouped ? Status::ok() : status;  // the next daemon does not know of it

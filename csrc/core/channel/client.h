@@ -87,7 +87,7 @@ class ChannelClient {
   // How an operation is submitted.
   struct Submission {
     uint64_t generation = 0;  // to which it belongs; 0: the present one
-    bool counted = false;     // meet() has been called with it
+    bool counted = false;     // as a collective of its communicator: meet() has been called with it
     // The daemon is not woken; true is written if ring() is to be called, as soon as what follows at once has been
     // submitted.
     bool* ring = nullptr;
@@ -101,15 +101,11 @@ class ChannelClient {
   // Several at once, one behind the other, or none; the daemon is woken once. `tickets`: as many.
   Status submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets, const Submission& how);
   void ring();
-  // Whether meet() is to be called before this operation is submitted: the same on all ranks.
-  bool meets(const Descriptor& descriptor) const {
-    if (descriptor.comm >= kMeetingComms) return false;
-    return Meeting::takes(descriptor, meeting_ranks_[descriptor.comm].load(std::memory_order_relaxed));
-  }
-  // Tries a small all-reduce without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
-  // to be submitted. One at a time for each communicator: others wait until the ranks have met.
+  // Tries a small collective without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
+  // to be submitted; *tried: as one that was counted. One at a time for each communicator: others wait until the ranks
+  // have met. `generation`: to which it belongs.
   Status meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst, const Interrupt& interrupt,
-              bool* met);
+              bool* tried, bool* met);
   // All members of the communicator are ranks of this host; false if it is unknown.
   bool on_one_host(uint32_t comm);
   // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
@@ -149,9 +145,10 @@ class ChannelClient {
     bool one_host = false;  // all its members are here
     bool counted = false;   // it has arrival counters
     size_t local_members = 0;
-    uint32_t own = 0;              // position of this rank among the host's
-    std::vector<uint32_t> others;  // and of the other local members
-    uint64_t submitted = 0;        // collectives of this rank so far
+    uint32_t own = 0;                  // position of this rank among the host's
+    std::vector<uint32_t> others;      // and of the other local members
+    uint64_t submitted = 0;            // collectives of this rank so far
+    std::shared_ptr<Meeting> meeting;  // nullptr: its members don't meet
   };
   struct Area {
     uint64_t bytes, id;
@@ -180,8 +177,6 @@ class ChannelClient {
   Status ask_anyone(const Request& request, Reply* reply = nullptr, std::vector<Fd>* descriptors = nullptr);
   // Takes the page of a generation, and forgets the one before.
   Status begin(int page);
-  // Makes the places where the ranks of a generation meet.
-  void open_meetings(const GenerationView& view, const std::vector<int>& local_ranks) REQUIRES(sheet_mutex_);
   Status await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt);
   Status ask(const Request& request, Reply* reply = nullptr, std::vector<Fd>* descriptors = nullptr) {
     return ask(request, {}, timeout_ns_, reply, descriptors);
@@ -190,12 +185,13 @@ class ChannelClient {
              std::vector<Fd>* descriptors = nullptr);
   // The last request.
   void part(Request request, const std::string& words);
-  void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);
-  void forget_members(uint32_t comm) REQUIRES(submit_mutex_);
+  // `room`: see Communicator::room.
+  void note_members(uint32_t comm, const std::vector<int>& ranks, uint32_t room) REQUIRES(submit_mutex_);
+  std::shared_ptr<Meeting> meeting_of(uint32_t comm);
   // Puts one into the ring; true if the daemon must be woken for it.
   bool hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) REQUIRES(submit_mutex_);
-  // Counts one submission; true if the daemon must be woken for it.
-  bool completes(const Descriptor& descriptor) REQUIRES(submit_mutex_);
+  // Counts one submission of a collective; true if the daemon must be woken for it.
+  bool completes(uint32_t comm, Group* group) REQUIRES(submit_mutex_);
   Status check_usable() const;
   Status slot_of(uint64_t ticket, uint32_t* slot);
   Status finish(uint32_t slot, uint32_t state, Times* times);
@@ -221,6 +217,7 @@ class ChannelClient {
   const std::string path_;
   std::array<uint8_t, kTokenBytes> token_{};
   int spins_ = 0;
+  Meeting::Waits meeting_waits_;
   std::shared_ptr<Mapping> page_memory_, sheet_memory_, channel_memory_;
 
   Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
@@ -238,14 +235,8 @@ class ChannelClient {
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
   std::vector<uint64_t> abandoned_ GUARDED_BY(submit_mutex_);  // tickets
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
-  // Collectives on each communicator in this generation, with and without the daemon.
-  std::array<uint32_t, kMeetingComms> calls_ GUARDED_BY(submit_mutex_){};
 
   SharedMutex sheet_mutex_;  // read while ranks meet, written when a page takes the place of another
-  std::array<Mutex, kMeetingComms> meeting_mutexes_;                       // one meeting at a time
-  std::array<std::atomic<const void*>, kMeetingComms> meeting_threads_{};  // that are in one
-  std::vector<Meeting> meetings_ GUARDED_BY(sheet_mutex_);            // by communicator; empty: these ranks don't meet
-  std::array<std::atomic<uint32_t>, kMeetingComms> meeting_ranks_{};  // by communicator; 0: they don't meet
 
   std::thread* fence_watch_ = nullptr;  // not freed in a forked child, which has no such thread
   std::atomic<uint32_t> closing_{0};    // its futex word

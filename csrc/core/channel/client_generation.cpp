@@ -37,6 +37,8 @@ std::string text_of(const Words& words) {
 }
 
 constexpr int64_t kComeBackNs = 60'000'000'000;  // without a daemon; its keeper would have ended this rank
+constexpr int kSpins = 2000;                     // before a rank sleeps, where nobody else wants its core
+constexpr int kYields = 100;                     // or where others may
 constexpr int64_t kLookNs = 10'000'000;          // between two looks for it
 
 // Nobody has answered, or not to the end: the next daemon may be starting, or have died as well.
@@ -49,7 +51,7 @@ Status not_there() {
 // The page is read once: whoever scribbles on it later changes nothing here.
 Status ChannelClient::begin(int page) {
   std::shared_ptr<Mapping> memory;
-  if (Status status = Mapping::open(page, sizeof(GenerationPage), &memory); !status) return status;
+  if (Status status = Mapping::open(page, kGenerationBytes, &memory, Pages::kOnDemand); !status) return status;
   const GenerationPage& sheet = *reinterpret_cast<const GenerationPage*>(memory->data());
   GenerationView view;
   if (Status status = read_view(sheet, member_, &view); !status) return status;
@@ -62,31 +64,21 @@ Status ChannelClient::begin(int page) {
   if (joins) {
     sheet_memory_ = std::move(memory);
     // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
-    spins_ = std::max(1u, std::thread::hardware_concurrency()) > 2 * here ? 2000 : 0;
-  } else if (Status status = sheet_memory_->replace(page); !status) {
+    const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+    spins_ = cores > 2 * here ? kSpins : 0;
+    (cores >= here ? meeting_waits_.spins : meeting_waits_.yields) = cores >= here ? kSpins : kYields;
+  } else if (Status status = sheet_memory_->replace(page, Pages::kOnDemand); !status) {
     return status;
   }
-  open_meetings(view, local);
   const Lock lock(submit_mutex_);
   local_ranks_ = std::move(local);
   groups_.clear();
-  calls_.fill(0);
-  for (auto& ranks : meeting_ranks_) ranks.store(0, std::memory_order_relaxed);
   view_ = std::move(view);
   elastic_.store(view_.elastic, std::memory_order_relaxed);
-  note_members(0, local_ranks_);
+  const size_t world = view_.members.size();
+  note_members(0, local_ranks_, view_.hosts.size() == 1 && world > 1 && world <= kMeetingRanks ? 1 : 0);
   generation_.store(view_.generation, std::memory_order_relaxed);
   return Status::ok();
-}
-
-void ChannelClient::open_meetings(const GenerationView& view, const std::vector<int>& local_ranks) {
-  meetings_.clear();
-  const auto own = std::find(local_ranks.begin(), local_ranks.end(), view.rank);
-  const auto ranks = static_cast<uint32_t>(local_ranks.size()), seat = static_cast<uint32_t>(own - local_ranks.begin());
-  if (view.hosts.size() != 1 || ranks < 2 || ranks > kMeetingRanks || seat >= ranks) return;
-  for (uint32_t comm = 0; comm < kMeetingComms; ++comm) {
-    meetings_.emplace_back(&page()->counters, sheet(), comm, seat, ranks, spins_);
-  }
 }
 
 Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {

@@ -12,16 +12,6 @@ namespace bagua {
 
 namespace {
 
-// Where the number of a communicator is used again, its calls go on from the next multiple of 65536: ranks agree on the
-// numbers of meetings, whichever of them saw the last calls of the use before.
-constexpr uint32_t kCallsOfOneUse = (1 << 16) - 1;
-
-// An address that no other thread has.
-const void* this_thread() {
-  static thread_local const char address = 0;
-  return &address;
-}
-
 // Holds a note for others in a place, until the end of the block. No place: nothing is noted.
 template <class T>
 class Note {
@@ -53,7 +43,7 @@ bool matched(const Descriptor& descriptor) {
 
 }  // namespace
 
-void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks) {
+void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks, uint32_t room) {
   Group group;
   bool found = false;
   for (uint32_t i = 0; i < local_ranks_.size(); ++i) {
@@ -69,20 +59,20 @@ void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks) {
   }
   group.one_host = comm == 0 ? view_.hosts.size() == 1 : group.local_members == ranks.size();
   group.counted = found && comm < kArrivalComms;
-  const size_t members = group.local_members;
-  if (comm < kMeetingComms && view_.hosts.size() == 1 && members == view_.members.size() && members <= kMeetingRanks) {
-    meeting_ranks_[comm].store(members > 1 ? static_cast<uint32_t>(members) : 0, std::memory_order_relaxed);
+  const bool alone = view_.members.size() == 1 || (comm != 0 && ranks.size() == 1);
+  const auto own = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), view_.rank) - ranks.begin());
+  if (alone || (room != 0 && own < ranks.size() && ranks.size() <= kMeetingRanks)) {
+    group.meeting =
+        std::make_shared<Meeting>(&page()->counters, sheet(), room == 0 ? 0 : room - 1, static_cast<uint32_t>(own),
+                                  static_cast<uint32_t>(ranks.size()), meeting_waits_);
   }
   groups_[comm] = std::move(group);
 }
 
-// The number may be used again, while others still use it as before: their meetings have other numbers then.
-void ChannelClient::forget_members(uint32_t comm) {
-  if (comm == 0) return;
-  groups_.erase(comm);
-  if (comm >= kMeetingComms) return;
-  meeting_ranks_[comm].store(0, std::memory_order_relaxed);
-  calls_[comm] |= kCallsOfOneUse;
+std::shared_ptr<Meeting> ChannelClient::meeting_of(uint32_t comm) {
+  const Lock lock(submit_mutex_);
+  const auto found = groups_.find(comm);
+  return found == groups_.end() ? nullptr : found->second.meeting;
 }
 
 bool ChannelClient::on_one_host(uint32_t comm) {
@@ -91,15 +81,12 @@ bool ChannelClient::on_one_host(uint32_t comm) {
   return found != groups_.end() && found->second.one_host;
 }
 
-bool ChannelClient::completes(const Descriptor& descriptor) {
-  if (!matched(descriptor)) return true;
-  const auto found = groups_.find(descriptor.comm);
-  if (found == groups_.end() || !found->second.counted) return true;
-  Group& group = found->second;
-  std::atomic<uint64_t>* const counts = sheet()->arrivals[descriptor.comm].submitted;
-  const uint64_t mine = ++group.submitted;
-  counts[group.own].store(mine);
-  for (const uint32_t other : group.others) {
+bool ChannelClient::completes(uint32_t comm, Group* group) {
+  if (!group->counted) return true;
+  std::atomic<uint64_t>* const counts = sheet()->arrivals[comm].submitted;
+  const uint64_t mine = ++group->submitted;
+  counts[group->own].store(mine);
+  for (const uint32_t other : group->others) {
     if (counts[other].load() < mine) return false;
   }
   return true;
@@ -110,28 +97,26 @@ Status ChannelClient::left_behind() const {
 }
 
 Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
-                           const Interrupt& interrupt, bool* met) {
+                           const Interrupt& interrupt, bool* tried, bool* met) {
+  const std::shared_ptr<Meeting> meeting = meeting_of(descriptor.comm);
+  if (meeting == nullptr || !meeting->takes(descriptor)) return Status::ok();
+  *tried = true;
   if (Status status = check_usable(); !status) return status;
-  std::atomic<const void*>* const inside = &meeting_threads_[descriptor.comm];
-  if (inside->load(std::memory_order_relaxed) == this_thread()) {
+  if (meeting->thread.load(std::memory_order_relaxed) == Meeting::this_thread()) {
     return {Code::kInvalid,
-            "a signal handler called an all-reduce while its thread is in another one of communicator " +
+            "a signal handler called a collective operation while its thread is in another one of communicator " +
                 std::to_string(descriptor.comm) + ": note the signal, and call it after that one"};
   }
   const ReaderLock same_page(sheet_mutex_);
-  const Lock one(meeting_mutexes_[descriptor.comm]);
-  const Note noted(inside, this_thread());
-  if (generation != this->generation() || meetings_.empty()) return left_behind();
-  uint32_t number;
-  {
-    const Lock lock(submit_mutex_);
-    number = ++calls_[descriptor.comm];
-  }
+  const Lock one(meeting->mutex);
+  const Note noted(&meeting->thread, Meeting::this_thread());
+  if (generation != this->generation()) return left_behind();
+  const uint32_t number = ++meeting->calls;
   const auto usable = [this] {
     if (Status status = check_usable(); !status) return status;
     return daemon_gone() ? daemon_lost() : Status::ok();
   };
-  return meetings_[descriptor.comm].attend(number, descriptor, src, dst, usable, interrupt, met);
+  return meeting->attend(number, descriptor, src, dst, usable, interrupt, met);
 }
 
 bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) {
@@ -148,8 +133,11 @@ bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64
   const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
   channel()->ring[tail % kSlots] = index;
   channel()->tail.store(tail + 1, std::memory_order_release);
-  if (descriptor.comm < kMeetingComms && !counted && matched(descriptor)) ++calls_[descriptor.comm];
-  return completes(descriptor);
+  const auto found = groups_.find(descriptor.comm);
+  if (!matched(descriptor) || found == groups_.end()) return true;
+  Group* const group = &found->second;
+  if (!counted && group->meeting != nullptr) ++group->meeting->calls;
+  return completes(descriptor.comm, group);
 }
 
 Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets,

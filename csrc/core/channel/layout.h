@@ -111,11 +111,11 @@ constexpr int kMaxDims = 8;
 constexpr size_t kLabelBytes = 32;
 constexpr int32_t kAnySource = -1;
 constexpr size_t kErrorBytes = 3072;
-constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
-constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
-constexpr uint32_t kMeetingRanks = 16;  // jobs of one host with at most so many ranks meet for small all-reduces
-constexpr uint32_t kMeetingComms = 8;   // on communicators 0 to 7, where these have all ranks
-constexpr size_t kMeetingBytes = 32 << 10, kSmallMeetingBytes = 4 << 10;  // of communicator 0, and of the others
+constexpr uint32_t kArrivalComms = 16;       // communicators 0 to 15 have arrival counters
+constexpr uint32_t kArrivalRanks = 64;       // on hosts with at most so many ranks
+constexpr uint32_t kMeetingRanks = 16;       // communicators inside a host with at most so many ranks have a room
+constexpr uint32_t kRooms = 32;              // of a generation, on this host; the world's is the first, if it has one
+constexpr size_t kMeetingBytes = 256 << 10;  // that a rank brings at the most
 
 struct Descriptor {
   uint8_t kind;
@@ -203,21 +203,23 @@ struct alignas(64) Arrivals {
   std::atomic<uint64_t> submitted[kArrivalRanks];
 };
 
-// Small all-reduces of all ranks of a job on one host, without the daemon; see meeting.h.
+// Small collectives of ranks on one host, without the daemon; see meeting.h.
 struct MeetingCall {
   uint64_t count;
-  uint32_t dtype, op;
+  int32_t root;
+  uint8_t kind, dtype, op;
 };
 
-// A vector that a rank brought to a meeting.
+// What a rank brought to a meeting; its vector is in MeetingVectors.
 struct Contribution {
   alignas(64) std::atomic<uint32_t> number;  // of the meeting; written after the rest
   MeetingCall call;
 };
 
 struct Seat {
-  alignas(64) std::atomic<uint32_t> left;  // the last meeting that the rank has left
-  Contribution contributions[2];           // of the last two meetings that the rank has come to
+  alignas(64) std::atomic<uint32_t> left;     // the last meeting that the rank has left
+  alignas(64) std::atomic<uint32_t> reduced;  // the last one of which its slice is there for all
+  Contribution contributions[2];              // of the last two meetings that the rank has come to
 };
 
 // Of one communicator.
@@ -225,13 +227,15 @@ struct MeetingRoom {
   // Low half: number of a meeting * 4 + MeetingState; futex word of ranks that wait. High half: the last that was met.
   alignas(64) std::atomic<uint64_t> verdict;
   std::atomic<uint32_t> sleepers;
-  Seat seats[kMeetingRanks];  // by position among the ranks of the host
+  alignas(64) std::atomic<uint32_t> slices;  // that were reduced so far; futex word of ranks that wait for them
+  std::atomic<uint32_t> slice_sleepers;
+  Seat seats[kMeetingRanks];  // by position in the communicator
 };
 
-// The vectors of all rooms, by position of the rank, two of each.
+// Of one room. Pages that nobody has written take no memory.
 struct MeetingVectors {
-  alignas(64) char of_world[kMeetingRanks][2][kMeetingBytes];
-  char of_others[kMeetingComms - 1][kMeetingRanks][2][kSmallMeetingBytes];
+  char brought[kMeetingRanks][2][kMeetingBytes];
+  char reduced[kMeetingBytes];
 };
 
 struct JobPage {
@@ -276,9 +280,15 @@ struct GenerationPage {
   uint32_t ranks[kArrivalRanks];  // of this host, if there are not more
   Place places[kMaxMembers];      // by rank
   Arrivals arrivals[kArrivalComms];
-  MeetingRoom rooms[kMeetingComms];  // by communicator
-  MeetingVectors vectors;
+  MeetingRoom rooms[kRooms];
 };
+
+// The page, and behind it the vectors of its rooms.
+constexpr size_t kVectorsBegin = (sizeof(GenerationPage) + 4095) / 4096 * 4096;
+constexpr size_t kGenerationBytes = kVectorsBegin + kRooms * sizeof(MeetingVectors);
+inline MeetingVectors* vectors_of(GenerationPage* page, uint32_t room) {
+  return reinterpret_cast<MeetingVectors*>(reinterpret_cast<char*>(page) + kVectorsBegin) + room;
+}
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "futex words");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");

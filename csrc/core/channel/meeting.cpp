@@ -1,5 +1,7 @@
 #include "channel/meeting.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -11,13 +13,10 @@ namespace bagua {
 
 namespace {
 
-// Each rank reads the vectors of all: with more bytes the daemon's single pass costs less. Measured with four ranks on
-// two cores: 16 KiB of each rank take 0.8 times as long as by the daemon, 32 KiB 0.9 times, 64 KiB up to 1.2 times.
-constexpr size_t kMostRead = 128 << 10;
-
-size_t room_bytes(uint32_t comm) {
-  return comm == 0 ? kMeetingBytes : kSmallMeetingBytes;
-}
+// Where each rank would read more of all vectors, each reduces a slice for all. Measured with 2 and 4 ranks on two
+// cores: from there on waiting once more costs less than reading.
+constexpr uint64_t kMostRead = 128 << 10;
+constexpr uint64_t kSliceStep = 64;  // elements: slices begin at lines of the cache
 
 uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
   return met << 32 | (number << 2 | state);
@@ -27,9 +26,14 @@ uint32_t last_met(uint64_t verdict) {
   return static_cast<uint32_t>(verdict >> 32);
 }
 
+// `one` is a meeting not before `other`: numbers go round.
+bool not_before(uint32_t one, uint32_t other) {
+  return static_cast<int32_t>(one - other) >= 0;
+}
+
 // The verdict is on this meeting or on a later one.
 bool decided(uint64_t verdict, uint32_t number) {
-  return static_cast<int32_t>((static_cast<uint32_t>(verdict) & ~3u) - (number << 2)) >= 0;
+  return not_before(static_cast<uint32_t>(verdict) & ~3u, number << 2);
 }
 
 std::atomic<uint32_t>* futex_word(std::atomic<uint64_t>* verdict) {
@@ -37,59 +41,111 @@ std::atomic<uint32_t>* futex_word(std::atomic<uint64_t>* verdict) {
   return reinterpret_cast<std::atomic<uint32_t>*>(verdict);  // its address alone is used
 }
 
+MeetingCall call_of(const Descriptor& d) {
+  const auto kind = static_cast<Kind>(d.kind);
+  return {d.count, kind_rooted(kind) ? d.root : -1, d.kind, d.dtype, kind_reduces(kind) ? d.op : uint8_t{0}};
+}
+
+uint64_t bytes_of(const MeetingCall& call) {
+  return call.count * dtype_size(static_cast<DType>(call.dtype));
+}
+
+void copy(char* to, const char* from, uint64_t bytes) {
+  if (to != from && bytes > 0) memmove(to, from, bytes);
+}
+
+// Gives way to others, first without sleeping. False: it is time to sleep.
+class Eagerness {
+ public:
+  explicit Eagerness(const MeetingWaits& waits) : spins_(waits.spins), yields_(waits.yields) {}
+  bool goes_on() {
+    if (spins_ > 0) {
+      --spins_;
+      spin_pause();
+      return true;
+    }
+    if (yields_ <= 0) return false;
+    --yields_;
+    sched_yield();
+    return true;
+  }
+
+ private:
+  int spins_, yields_;
+};
+
+// Sleeps on a word, whose writers look for `sleepers` behind their write: both sides are sequentially consistent, so
+// one sees the other.
+template <class Unchanged>
+void sleep(std::atomic<uint32_t>* word, std::atomic<uint32_t>* sleepers, uint32_t seen, int64_t deadline_ns,
+           const Unchanged& unchanged) {
+  sleepers->fetch_add(1);
+  if (unchanged()) futex_wait(word, seen, deadline_ns);
+  sleepers->fetch_sub(1);
+}
+
 }  // namespace
 
-Meeting::Meeting(Counters* counters, GenerationPage* page, uint32_t comm, uint32_t own, uint32_t ranks, int spins,
-                 int64_t patience_ns)
+Meeting::Meeting(Counters* counters, GenerationPage* page, uint32_t room, uint32_t own, uint32_t ranks,
+                 const Waits& waits)
     : counters_(counters),
-      room_(&page->rooms[comm]),
-      bytes_(room_bytes(comm)),
-      vectors_(comm == 0 ? page->vectors.of_world[0][0] : page->vectors.of_others[comm - 1][0][0]),
+      room_(&page->rooms[room]),
+      vectors_(vectors_of(page, room)),
       own_(own),
       ranks_(ranks),
-      spins_(spins),
-      patience_ns_(patience_ns) {}
+      waits_(waits) {}
 
-bool Meeting::takes(const Descriptor& descriptor, uint32_t ranks) {
-  if (ranks == 0 || descriptor.comm >= kMeetingComms || descriptor.codec != 0) return false;
-  if (descriptor.kind != static_cast<uint8_t>(Kind::kAllReduce)) return false;
-  if (descriptor.dtype >= kDTypes || !op_known(descriptor.op)) return false;  // the daemon says why not
-  const DType dtype = static_cast<DType>(descriptor.dtype);
-  const size_t bytes = std::min<size_t>(room_bytes(descriptor.comm), kMostRead / ranks);
-  return descriptor.count > 0 && descriptor.count <= bytes / dtype_size(dtype) &&
-         op_supported(dtype, static_cast<ReduceOp>(descriptor.op));
+bool Meeting::takes(const Descriptor& d) const {
+  // The daemon says what is wrong with other calls.
+  const auto kind = static_cast<Kind>(d.kind);
+  if (d.kind >= static_cast<uint8_t>(Kind::kSend) || d.codec != 0 || d.dtype >= kDTypes) return false;
+  if (kind_rooted(kind) && (d.root < 0 || static_cast<uint32_t>(d.root) >= ranks_)) return false;
+  const auto dtype = static_cast<DType>(d.dtype);
+  if (kind_reduces(kind) && (!op_known(d.op) || !op_supported(dtype, static_cast<ReduceOp>(d.op)))) return false;
+  if (kind == Kind::kBarrier) return true;
+  if (d.count == 0 || ranks_ == 1) return d.count > 0;
+  return d.count <= kMeetingBytes / dtype_size(dtype) / blocks_of(kind, true, ranks_).src;
 }
 
 Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst, const Usable& usable,
                        const Interrupted& interrupted, bool* met) {
   *met = false;
-  const MeetingCall call{descriptor.count, descriptor.dtype, descriptor.op};
+  const MeetingCall call = call_of(descriptor);
+  if (ranks_ == 1) {
+    *met = true;
+    take(number, call, &src, dst);
+    return Status::ok();
+  }
   const bool contributed = contribute(number, call, src);
   const Status status = await(number, call, contributed, usable, interrupted, met);
-  if (*met) reduce_all(number, call, dst);
+  if (*met) {
+    const char* brought[kMeetingRanks];
+    for (uint32_t i = 0; i < ranks_; ++i) brought[i] = vector(i, number);
+    take(number, call, brought, dst);
+  }
   room_->seats[own_].left.store(number);
   return status;
 }
 
 bool Meeting::contribute(uint32_t number, const MeetingCall& call, const char* src) {
   Contribution* const both = room_->seats[own_].contributions;
-  const uint32_t first = both[0].number.load(), second = both[1].number.load();
-  const uint32_t oldest = static_cast<int32_t>(first - second) <= 0 ? 0 : 1;
+  const uint32_t oldest = not_before(both[1].number.load(), both[0].number.load()) ? 0 : 1;
   Contribution& older = both[oldest];
   const uint32_t last = older.number.load();
   for (uint32_t i = 0; i < ranks_; ++i) {
-    if (static_cast<int32_t>(room_->seats[i].left.load() - last) < 0) return false;
+    if (!not_before(room_->seats[i].left.load(), last)) return false;
   }
   older.call = call;
-  memcpy(vector(own_, oldest), src, call.count * dtype_size(static_cast<DType>(call.dtype)));
+  const uint64_t blocks = blocks_of(static_cast<Kind>(call.kind), static_cast<uint32_t>(call.root) == own_, ranks_).src;
+  if (src != nullptr) copy(vectors_->brought[own_][oldest], src, blocks * bytes_of(call));
   older.number.store(number);
   return true;
 }
 
 Status Meeting::await(uint32_t number, const MeetingCall& call, bool contributed, const Usable& usable,
                       const Interrupted& interrupted, bool* met) {
-  const int64_t patience = contributed ? now_ns() + patience_ns_ : 0;
-  int spins = 0;
+  const int64_t patience = contributed ? now_ns() + waits_.patience_ns : 0;
+  Eagerness eager(waits_);
   Status status;
   for (;;) {
     const uint64_t seen = room_->verdict.load();
@@ -100,13 +156,14 @@ Status Meeting::await(uint32_t number, const MeetingCall& call, bool contributed
     if (decided(seen, number)) return status;
     if (contributed && everybody(number)) {
       decide(seen, number, calls_agree(number, call) ? kMet : kApart);
+    } else if (status && contributed && eager.goes_on()) {
+      continue;
     } else if (!status || now_ns() >= patience) {
       decide(seen, number, kApart);
-    } else if (spins++ < spins_) {
-      spin_pause();
     } else {
-      sleep(seen, patience);
-      if (room_->verdict.load() != seen) continue;
+      const auto same = [&] { return room_->verdict.load() == seen; };
+      sleep(futex_word(&room_->verdict), &room_->sleepers, static_cast<uint32_t>(seen), patience, same);
+      if (!same()) continue;
       status = usable();
       if (status && interrupted && interrupted()) status = {Code::kAborted, "interrupted"};
     }
@@ -127,24 +184,12 @@ bool Meeting::everybody(uint32_t number) const {
 bool Meeting::calls_agree(uint32_t number, const MeetingCall& own) const {
   for (uint32_t i = 0; i < ranks_; ++i) {
     const MeetingCall other = contribution(i, number).call;
-    if (other.count != own.count || other.dtype != own.dtype || other.op != own.op) return false;
+    if (other.count != own.count || other.root != own.root || other.kind != own.kind || other.dtype != own.dtype ||
+        other.op != own.op) {
+      return false;
+    }
   }
   return true;
-}
-
-void Meeting::reduce_all(uint32_t number, const MeetingCall& call, char* dst) {
-  const int64_t started = now_ns();
-  const DType dtype = static_cast<DType>(call.dtype);
-  const void* sources[kMeetingRanks];
-  for (uint32_t i = 0; i < ranks_; ++i) sources[i] = vector(i, which(i, number));
-  void* const target = dst;
-  reduce(dtype, static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), &target, 1, call.count, ranks_,
-         false);
-  if (own_ != 0) return;
-  Counters& counters = *counters_;
-  counters.bytes_local.fetch_add(ranks_ * call.count * dtype_size(dtype), std::memory_order_relaxed);
-  counters.ops.fetch_add(1, std::memory_order_relaxed);
-  counters.comm_ns.fetch_add(static_cast<uint64_t>(now_ns() - started), std::memory_order_relaxed);
 }
 
 void Meeting::decide(uint64_t seen, uint32_t number, MeetingState state) {
@@ -153,12 +198,96 @@ void Meeting::decide(uint64_t seen, uint32_t number, MeetingState state) {
   if (room_->sleepers.load() > 0) futex_wake(futex_word(&room_->verdict));
 }
 
-void Meeting::sleep(uint64_t seen, int64_t deadline_ns) {
-  room_->sleepers.fetch_add(1);  // sequentially consistent, as is the swap of the verdict: one sees the other
-  if (room_->verdict.load() == seen) {
-    futex_wait(futex_word(&room_->verdict), static_cast<uint32_t>(seen), deadline_ns);
+void Meeting::take(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
+  const int64_t started = now_ns();
+  const uint64_t block = bytes_of(call), mine = own_ * block;
+  const uint32_t root = static_cast<uint32_t>(call.root);
+  const auto reduce_from = [&](uint64_t offset) {
+    const void* sources[kMeetingRanks];
+    for (uint32_t i = 0; i < ranks_; ++i) sources[i] = brought[i] + offset;
+    void* const target = dst;
+    reduce(static_cast<DType>(call.dtype), static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), &target,
+           1, call.count, ranks_, false);
+  };
+  switch (static_cast<Kind>(call.kind)) {
+    case Kind::kAllReduce:
+      ranks_ > 1 && ranks_* block > kMostRead ? take_slices(number, call, brought, dst) : reduce_from(0);
+      break;
+    case Kind::kReduce:
+      if (root == own_) reduce_from(0);
+      break;
+    case Kind::kReduceScatter:
+      reduce_from(mine);
+      break;
+    case Kind::kBroadcast:
+      if (dst != nullptr) copy(dst, brought[root], block);
+      break;
+    case Kind::kAllGather:
+      for (uint32_t i = 0; i < ranks_; ++i) copy(dst + i * block, brought[i], block);
+      break;
+    case Kind::kGather:
+      for (uint32_t i = 0; root == own_ && i < ranks_; ++i) copy(dst + i * block, brought[i], block);
+      break;
+    case Kind::kScatter:
+      copy(dst, brought[root] + mine, block);
+      break;
+    case Kind::kAllToAll:
+      for (uint32_t i = 0; i < ranks_; ++i) copy(dst + i * block, brought[i] + mine, block);
+      break;
+    default:
+      break;  // a barrier
   }
-  room_->sleepers.fetch_sub(1);
+  if (own_ == 0) count(call, started);
+}
+
+// Each rank writes its slice for all, and takes those of the others. One that does not come is reduced here.
+void Meeting::take_slices(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
+  const auto dtype = static_cast<DType>(call.dtype);
+  const uint64_t element = dtype_size(dtype);
+  const uint64_t share = ((call.count + ranks_ - 1) / ranks_ + kSliceStep - 1) / kSliceStep * kSliceStep;
+  const auto begin_of = [&](uint32_t slice) { return std::min(slice * share, call.count); };
+  const auto reduce_slice = [&](uint32_t slice, int targets) {
+    const uint64_t begin = begin_of(slice), offset = begin * element;
+    const void* sources[kMeetingRanks];
+    for (uint32_t i = 0; i < ranks_; ++i) sources[i] = brought[i] + offset;
+    void* const to[] = {dst + offset, vectors_->reduced + offset};
+    reduce(dtype, static_cast<ReduceOp>(call.op), sources, static_cast<int>(ranks_), to, targets,
+           begin_of(slice + 1) - begin, ranks_, false);
+  };
+  reduce_slice(own_, 2);
+  room_->seats[own_].reduced.store(number);
+  room_->slices.fetch_add(1);
+  if (room_->slice_sleepers.load() > 0) futex_wake(&room_->slices);
+  const int64_t patience = now_ns() + waits_.patience_ns;
+  for (uint32_t step = 1; step < ranks_; ++step) {
+    const uint32_t slice = (own_ + step) % ranks_;
+    if (await_slice(slice, number, patience)) {
+      const uint64_t offset = begin_of(slice) * element;
+      copy(dst + offset, vectors_->reduced + offset, (begin_of(slice + 1) - begin_of(slice)) * element);
+    } else {
+      reduce_slice(slice, 1);
+    }
+  }
+}
+
+bool Meeting::await_slice(uint32_t rank, uint32_t number, int64_t patience) {
+  Eagerness eager(waits_);
+  const auto there = [&] { return room_->seats[rank].reduced.load() == number; };  // it goes on when all have left
+  while (!there()) {
+    if (eager.goes_on()) continue;
+    if (now_ns() >= patience) return false;
+    const uint32_t seen = room_->slices.load();
+    sleep(&room_->slices, &room_->slice_sleepers, seen, patience, [&] { return !there(); });
+  }
+  return true;
+}
+
+void Meeting::count(const MeetingCall& call, int64_t started) {
+  const uint64_t blocks = blocks_of(static_cast<Kind>(call.kind), false, ranks_).src * (ranks_ - 1) +
+                          blocks_of(static_cast<Kind>(call.kind), true, ranks_).src;
+  counters_->bytes_local.fetch_add(blocks * bytes_of(call), std::memory_order_relaxed);
+  counters_->ops.fetch_add(1, std::memory_order_relaxed);
+  counters_->comm_ns.fetch_add(static_cast<uint64_t>(now_ns() - started), std::memory_order_relaxed);
 }
 
 void Meeting::disturb(GenerationPage* page) {

@@ -1,14 +1,14 @@
-// Small all-reduces among the ranks of one host, without the daemon.
+// Small collectives among ranks of one host, without the daemon.
 //
-// Each rank copies its vector into shared memory. The last one wakes the others with one call, and each rank reduces
-// all vectors into its own result. That saves a sleep, a wake-up and a context switch for each operation; on a busy
-// machine these are most of its time. The result has the same bits as the daemon's: the same kernel adds in the same
-// order.
+// Each rank copies what it brings into shared memory. The last one tells the others, and each rank makes its own result
+// of all contributions. That saves a sleep, a wake-up and a context switch for each operation; on a busy machine these
+// are most of its time. Of a long all-reduce each rank reduces one slice for all. Results have the same bits as the
+// daemon's: the same kernel adds in the same order.
 //
 // A rank that has waited for kPatienceNs ends the meeting for all ranks, and so does a rank that sees that the calls
 // differ. All then submit the operation to the daemon, which waits, compares the calls, and names the rank that is
-// missing or wrong. Each communicator of all ranks has a room of its own. A meeting is named by the number of the
-// collective on the communicator, so ranks that took different ways are together again at the next one.
+// missing or wrong. A meeting is named by the number of the collective on the communicator, so ranks that took
+// different ways are together again at the next one.
 //
 // MeetingRoom::verdict moves from one meeting to a later one by compare-and-swap: to kMet by a rank that sees the
 // contributions of all ranks (all stores and loads are sequentially consistent, so at least the last rank does), or to
@@ -17,13 +17,16 @@
 // since.
 //
 // A rank has two contributions in turn, and writes one again only when all others have left the meeting that it was
-// for. No rank works for another: one that dies or is stopped, at any instruction, costs the others kPatienceNs; then
-// the daemon knows it is late, as with any other operation.
+// for. No rank depends on another behind kMet: one that dies or is stopped, at any instruction, costs the others
+// kPatienceNs; then they reduce its slice by themselves, or the daemon knows that it is late, as with any other
+// operation. Slices of a meeting are written when all ranks have come to it, so have left those before it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channel/layout.h"
 
@@ -31,27 +34,46 @@ namespace bagua {
 
 enum MeetingState : uint32_t { kMet = 1, kApart = 2 };
 
+// How ranks wait.
+struct MeetingWaits {
+  int spins = 0;   // before they sleep, where each rank has a core
+  int yields = 0;  // or where others may want this core
+  int64_t patience_ns = 20'000'000;
+};
+
 class Meeting {
  public:
   using Usable = std::function<Status()>;
   using Interrupted = std::function<bool()>;
-  static constexpr int64_t kPatienceNs = 20'000'000;
+  using Waits = MeetingWaits;
 
-  // In the room of communicator `comm`, one of the first kMeetingComms. This rank sits at `own` of `ranks` seats.
-  Meeting(Counters* counters, GenerationPage* page, uint32_t comm, uint32_t own, uint32_t ranks, int spins,
-          int64_t patience_ns = kPatienceNs);
+  // In a room of the page. This rank is number `own` of the communicator's `ranks`. One rank needs no room.
+  Meeting(Counters* counters, GenerationPage* page, uint32_t room, uint32_t own, uint32_t ranks, const Waits& waits);
 
   // Wakes the ranks that wait in any room: they ask whether it is still usable.
   static void disturb(GenerationPage* page);
-  // Whether operations like this one are done in meetings of so many ranks, if these are all of the communicator: every
-  // rank answers alike.
-  static bool takes(const Descriptor& descriptor, uint32_t ranks);
+  // Whether operations like this one are done in meetings: every rank of the communicator answers alike.
+  bool takes(const Descriptor& descriptor) const;
 
   // Waits for the others; *met: dst has the result. Otherwise the operation goes to the daemon. `usable` and
   // `interrupted` are asked after each sleep; their error, or kAborted, is returned after the meeting has been ended.
-  // One thread at a time; `number` grows.
+  // `src`, `dst`: nullptr where this rank gives, or gets, nothing. One thread at a time; `number` grows.
   Status attend(uint32_t number, const Descriptor& descriptor, const char* src, char* dst, const Usable& usable,
                 const Interrupted& interrupted, bool* met);
+
+  // For its owner, which lets one thread in at a time.
+  Mutex mutex;
+  std::atomic<const void*> thread{nullptr};  // that is in a meeting: see this_thread()
+  std::atomic<uint32_t> calls{0};            // collectives on the communicator, with and without the daemon
+  // Waits for another thread that is in a meeting: then others may have the room.
+  void await_end() {
+    if (thread.load(std::memory_order_relaxed) != this_thread()) const Lock nobody(mutex);
+  }
+  // An address that no other thread has.
+  static const void* this_thread() {
+    static thread_local const char address = 0;
+    return &address;
+  }
 
  private:
   // False: a rank still reads what would be overwritten, and nothing was written.
@@ -63,21 +85,21 @@ class Meeting {
   const Contribution& contribution(uint32_t rank, uint32_t number) const {
     return room_->seats[rank].contributions[which(rank, number)];
   }
-  char* vector(uint32_t rank, uint32_t which) const { return vectors_ + (2 * rank + which) * bytes_; }
+  char* vector(uint32_t rank, uint32_t number) const { return vectors_->brought[rank][which(rank, number)]; }
   bool everybody(uint32_t number) const;
   bool calls_agree(uint32_t number, const MeetingCall& own) const;
-  // `call`: a private copy, whatever others write to the seats.
-  void reduce_all(uint32_t number, const MeetingCall& call, char* dst);
+  // Makes this rank's result. `call`: a private copy, whatever others write to the seats.
+  void take(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst);
+  void take_slices(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst);
+  bool await_slice(uint32_t rank, uint32_t number, int64_t patience);
   void decide(uint64_t seen, uint32_t number, MeetingState state);
-  void sleep(uint64_t seen, int64_t deadline_ns);
+  void count(const MeetingCall& call, int64_t started);
 
   Counters* const counters_;
   MeetingRoom* const room_;
-  const size_t bytes_;   // of a vector
-  char* const vectors_;  // in MeetingVectors
+  MeetingVectors* const vectors_;
   const uint32_t own_, ranks_;
-  const int spins_;
-  const int64_t patience_ns_;
+  const Waits waits_;
 };
 
 }  // namespace bagua

@@ -19,6 +19,10 @@ namespace {
 
 constexpr size_t kUnmapBytes = 2 << 20;
 
+constexpr int flags_of(Pages pages) {
+  return MAP_SHARED | (pages == Pages::kTouched ? MAP_POPULATE : 0);
+}
+
 Status failed(const std::string& what, size_t bytes) {
   return {Code::kResource, what + " " + std::to_string(bytes) + " bytes of shared memory failed: " + errno_text(errno)};
 }
@@ -42,13 +46,13 @@ Mapping::~Mapping() {
   }
 }
 
-Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out) {
+Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out, Pages pages) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > SIZE_MAX / 2) return {Code::kInvalid, "a shared-memory size of " + std::to_string(bytes) + " bytes"};
   bytes = (bytes + page - 1) / page * page;
   // A page that can't be had later is a SIGBUS or the OOM killer: refuse in words now.
   const Headroom room = memory_headroom();
-  if (bytes > room.bytes) {
+  if (pages == Pages::kTouched && bytes > room.bytes) {
     return {Code::kResource, std::to_string(bytes >> 20) + " MiB of shared memory asked for, but only " +
                                  std::to_string(room.bytes >> 20) + " MiB are left, bounded by " + room.bound};
   }
@@ -56,16 +60,16 @@ Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out) {
   if (!file.valid()) return failed("creating", bytes);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) return failed("sizing", bytes);
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return failed("sealing", bytes);
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.get(), 0);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags_of(pages), file.get(), 0);
   if (data == MAP_FAILED) return failed("mapping", bytes);
   *out = std::make_shared<Mapping>(data, bytes);
   *fd = std::move(file);
   return Status::ok();
 }
 
-Status Mapping::open(int fd, size_t bytes, std::shared_ptr<Mapping>* out) {
+Status Mapping::open(int fd, size_t bytes, std::shared_ptr<Mapping>* out, Pages pages) {
   if (Status status = check_size(fd, bytes); !status) return status;
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags_of(pages), fd, 0);
   if (data == MAP_FAILED) return failed("mapping", bytes);
   *out = std::make_shared<Mapping>(data, bytes);
   return Status::ok();
@@ -79,9 +83,9 @@ Status Mapping::adopt(int fd, std::shared_ptr<Mapping>* out) {
   return open(fd, static_cast<size_t>(info.st_size), out);
 }
 
-Status Mapping::replace(int fd) {
+Status Mapping::replace(int fd, Pages pages) {
   if (Status status = check_size(fd, bytes_); !status) return status;
-  const int flags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+  const int flags = flags_of(pages) | MAP_FIXED;
   return mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ? failed("mapping", bytes_)
                                                                                  : Status::ok();
 }

@@ -194,8 +194,11 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
       return reply(connection, handler_->adopt(member, request.value, passed.front()));
     case Message::kFree:
       return reply(connection, handler_->free_segment(member, request.value));
-    case Message::kComm:
-      return reply(connection, handler_->declare(member, request.value, request.generation, ranks));
+    case Message::kComm: {
+      uint32_t room = 0;
+      const Status status = handler_->declare(member, request.value, request.generation, ranks, &room);
+      return reply(connection, status, room);
+    }
     case Message::kDestroyComm:
       return reply(connection, handler_->destroy(member, request.value, request.generation));
     case Message::kEnter: {

@@ -74,9 +74,7 @@ Transfer::Transfer(ChannelClient* client, StagePool* pool, const TransferRequest
       pool_(pool),
       request_(request),
       element_(dtype_size(static_cast<DType>(request.descriptor.dtype))),
-      generation_(request.generation != 0 ? request.generation : client->generation()) {
-  plan();
-}
+      generation_(request.generation != 0 ? request.generation : client->generation()) {}
 
 Transfer::~Transfer() {
   for (const Piece& piece : flying_) client_->abandon(piece.ticket);
@@ -84,6 +82,7 @@ Transfer::~Transfer() {
 }
 
 void Transfer::plan() {
+  planned_ = true;
   const uint64_t count = request_.descriptor.count;
   const auto look = [&](const char* data, uint64_t rows, Side* side) {
     if (data == nullptr || count == 0) return;
@@ -113,6 +112,7 @@ uint64_t Transfer::elements_of(uint64_t number) const {
 // The daemon is woken once for pieces that follow each other at once: it does them as one.
 Status Transfer::start() {
   if (over_) return Status::ok();
+  if (!planned_) plan();
   if (slot_bytes_ != 0 && stage_.memory == nullptr) {
     if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
   }
@@ -148,7 +148,8 @@ Status Transfer::submit(uint64_t number, bool* ring) {
     descriptor.dst_offset = descriptor.src_offset;
   }
   uint64_t ticket = 0;
-  if (Status status = client_->submit(descriptor, &ticket, {generation_, met_, ring}); !status) return status;
+  if (Status status = client_->submit(descriptor, &ticket, {generation_, counted_, ring}); !status) return status;
+  counted_ = true;
   flying_.push_back({ticket, number});
   return Status::ok();
 }
@@ -159,13 +160,6 @@ void Transfer::take_out(uint64_t number) {
   const char* const from = stage_of(number) + dst_begin_;
   const uint64_t bytes = elements_of(number) * element_;
   copy_rows(to, request_.descriptor.count * element_, from, bytes, request_.dst_rows, bytes, streaming_);
-}
-
-Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {
-  const bool whole = request_.src != nullptr && request_.dst != nullptr && pieces_ == 1;
-  if (met_ || !whole || !client_->meets(request_.descriptor)) return Status::ok();
-  met_ = true;
-  return client_->meet(request_.descriptor, generation_, request_.src, request_.dst, interrupt, &over_);
 }
 
 Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {

@@ -80,7 +80,10 @@ class Transfer {
   void plan();
   Status submit(uint64_t number, bool* ring);
   // Small ones are tried without the daemon, once.
-  Status meet(const ChannelClient::Interrupt& interrupt);
+  Status meet(const ChannelClient::Interrupt& interrupt) {
+    if (counted_) return Status::ok();
+    return client_->meet(request_.descriptor, generation_, request_.src, request_.dst, interrupt, &counted_, &over_);
+  }
   void take_out(uint64_t number);
   void submit_rest();
   uint64_t begin_of(uint64_t number) const { return number * piece_; }
@@ -103,7 +106,8 @@ class Transfer {
   const uint64_t generation_;  // of all pieces
   uint64_t next_ = 0;          // piece to submit
   std::deque<Piece> flying_;
-  bool met_ = false;  // meet() has been tried
+  bool planned_ = false;
+  bool counted_ = false;  // among the collectives of the communicator
   bool over_ = false;
   bool crowded_ = false;
   int source_ = -1;

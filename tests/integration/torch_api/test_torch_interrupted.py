@@ -142,4 +142,4 @@ def rank_with_handler(folder):
 def test_a_handler_that_communicates_is_told(ranks, tmp_path):
     """It would wait for its own thread. Where the alarm came too early or too late, it was an operation of its own."""
     told, _ = ranks.run(rank_with_handler, 2, folder=str(tmp_path))
-    assert "a signal handler called an all-reduce while its thread is in another one" in told
+    assert "a signal handler called a collective operation while its thread is in another one" in told

@@ -151,7 +151,7 @@ class Fault:
             kill_self()
 
         def submit_and_die(connection: HostConnection, *request: Any) -> None:
-            self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
+            self.kept = connection.native.transfer(*request, 0.0, 0)  # its end would give memory back
             kill_self()
 
         def copy_state(one: StateCopy) -> None:

@@ -90,7 +90,8 @@ class Engine final : private ChannelHandler {
   Status borrow(int member, uint32_t owner, uint64_t id, Fd* descriptor, uint64_t* size) override;
   Status adopt(int member, uint64_t id, const Fd& memory) override;
   Status free_segment(int member, uint64_t id) override;
-  Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) override;
+  Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks,
+                 uint32_t* room) override;
   Status destroy(int member, uint64_t comm, uint32_t generation) override;
   Status enter(int member, uint64_t generation, Fd* descriptor) override;
   void left(int member, const std::string& words) override;

@@ -105,10 +105,10 @@ Status Engine::free_segment(int member, uint64_t id) {
   return job_.segments().free(member, id);
 }
 
-Status Engine::declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) {
+Status Engine::declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks, uint32_t* room) {
   const std::shared_ptr<Generation> mine = generation_of(member);
   if (Status status = same_generation(*mine, generation); !status) return status;
-  return mine->declare(member, comm, ranks);
+  return mine->declare(member, comm, ranks, room);
 }
 
 Status Engine::destroy(int member, uint64_t comm, uint32_t generation) {

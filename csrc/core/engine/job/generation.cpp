@@ -30,6 +30,7 @@ Status Generation::open() {
 }
 
 void Generation::prepare(Communicator* comm) {
+  if (comm->room != 0) state_.open_room(comm->room - 1);
   if (comm->hosts() == 1) return;
   comm->executor = std::make_shared<HostExecutor>(&state_, &network_, comm);
   comm->executor->start();
@@ -66,10 +67,10 @@ Status Generation::check(int member, int* rank) const {
           "member " + std::to_string(member) + " is not in generation " + std::to_string(membership().generation)};
 }
 
-Status Generation::declare(int member, uint64_t comm, const std::vector<int>& ranks) {
+Status Generation::declare(int member, uint64_t comm, const std::vector<int>& ranks, uint32_t* room) {
   int rank = -1;
   if (Status status = check(member, &rank); !status) return status;
-  const Status status = registry_.declare(rank, comm, ranks);
+  const Status status = registry_.declare(rank, comm, ranks, room);
   if (status.code() == Code::kAborted) state_.fail(status.message());  // other members may wait for this rank already
   return status;
 }

@@ -38,7 +38,7 @@ class Generation {
   std::string waiting(int64_t longer_than_ns);
 
   // A local member declares or destroys a communicator; see Registry.
-  Status declare(int member, uint64_t comm, const std::vector<int>& ranks);
+  Status declare(int member, uint64_t comm, const std::vector<int>& ranks, uint32_t* room);
   Status destroy(int member, uint64_t comm);
   // Takes what a local member has submitted: its operations hold their memory from then on.
   void take_submitted(int member);

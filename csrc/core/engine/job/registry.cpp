@@ -35,8 +35,9 @@ void Registry::open() {
   for (const auto& there : membership_.hosts) world.insert(world.end(), there.begin(), there.end());
   std::sort(world.begin(), world.end());
   auto comm = std::make_shared<Communicator>(0, world, membership_.hosts, membership_.host_index);
-  prepare_(comm.get());
   const Lock lock(mutex_);
+  give_room(comm.get());
+  prepare_(comm.get());
   comms_[0].push_back({std::move(comm), {}, {}});
 }
 
@@ -57,16 +58,19 @@ Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) c
   return Status::ok();
 }
 
-Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members) {
+Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members, uint32_t* room) {
   if (Status status = check(rank, id, members); !status) return status;
   const Lock lock(mutex_);
   if (closed_) return {Code::kAborted, "the generation has ended"};
   const auto found = comms_.find(static_cast<uint32_t>(id));
-  if (found == comms_.end()) return make(rank, static_cast<uint32_t>(id), members);
+  if (found == comms_.end()) return make(rank, static_cast<uint32_t>(id), members, room);
   Entry* next = nullptr;  // that other ranks have declared and this one has not
   for (Entry& entry : found->second) {
     const bool same = entry.comm->members() == members;
-    if (same && entry.used_by(rank)) return Status::ok();
+    if (same && entry.used_by(rank)) {
+      *room = entry.comm->room;
+      return Status::ok();
+    }
     if (!same && entry.destroyed.count(rank) == 0) {
       return {Code::kAborted, "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) +
                                   " declares the members " + ranks_text(members) + ", rank " +
@@ -75,12 +79,22 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members)
     }
     if (same && next == nullptr && entry.declared.count(rank) == 0) next = &entry;
   }
-  if (next == nullptr) return make(rank, static_cast<uint32_t>(id), members);
+  if (next == nullptr) return make(rank, static_cast<uint32_t>(id), members, room);
   next->declared.insert(rank);
+  *room = next->comm->room;
   return Status::ok();
 }
 
-Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
+void Registry::give_room(Communicator* comm) {
+  const int ranks = comm->size();
+  if (comm->hosts() > 1 || ranks < 2 || ranks > static_cast<int>(kMeetingRanks)) return;
+  const auto free = std::find(rooms_.begin(), rooms_.end(), false);
+  if (free == rooms_.end()) return;
+  *free = true;
+  comm->room = static_cast<uint32_t>(free - rooms_.begin()) + 1;
+}
+
+Status Registry::make(int rank, uint32_t id, const std::vector<int>& members, uint32_t* room) {
   if (count_ >= kMaxComms) {
     return invalid(id, "there are " + std::to_string(kMaxComms) + " already: destroy some");
   }
@@ -91,6 +105,8 @@ Status Registry::make(int rank, uint32_t id, const std::vector<int>& members) {
   } else {
     incarnations_.erase({id, members});
   }
+  give_room(comm.get());
+  *room = comm->room;
   prepare_(comm.get());
   comms_[id].push_back({std::move(comm), {rank}, {}});
   ++count_;
@@ -109,6 +125,7 @@ Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
   used->destroyed.insert(rank);
   if (used->destroyed.size() < used->comm->local_ranks().size()) return Status::ok();
   *dropped = std::move(used->comm);
+  if ((*dropped)->room != 0) rooms_[(*dropped)->room - 1] = false;
   entries.erase(used);
   --count_;
   if (entries.empty()) comms_.erase(found);

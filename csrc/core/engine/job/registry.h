@@ -10,6 +10,7 @@
 // Thread safety: any thread. mutex_ is held while a communicator is made or dropped, never while one works.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -37,9 +38,10 @@ class Registry {
 
   // Makes the world.
   void open();
-  // `rank` declares communicator `id`; the first declaration makes it, the others must say the same. kInvalid: a
-  // mistake of this rank alone. kAborted: a clash, after which some members would wait for others for ever.
-  Status declare(int rank, uint64_t id, const std::vector<int>& members);
+  // `rank` declares communicator `id`; the first declaration makes it, the others must say the same. *room: see
+  // Communicator::room. kInvalid: a mistake of this rank alone. kAborted: a clash, after which some members would wait
+  // for others for ever.
+  Status declare(int rank, uint64_t id, const std::vector<int>& members, uint32_t* room);
   // `rank` will not use it any more; returns the communicator once the last local member has said so, and keeps it
   // until its executor is over.
   Status destroy(int rank, uint64_t id, Comm* dropped);
@@ -63,7 +65,9 @@ class Registry {
   };
 
   Status check(int rank, uint64_t id, const std::vector<int>& members) const;
-  Status make(int rank, uint32_t id, const std::vector<int>& members) REQUIRES(mutex_);
+  Status make(int rank, uint32_t id, const std::vector<int>& members, uint32_t* room) REQUIRES(mutex_);
+  // Gives it a room if its members may meet, and one is free.
+  void give_room(Communicator* comm) REQUIRES(mutex_);
 
   const Membership& membership_;
   const Prepare prepare_;
@@ -72,7 +76,8 @@ class Registry {
   std::map<uint32_t, std::vector<Entry>> comms_ GUARDED_BY(mutex_);  // of one number: in the order of their making
   size_t count_ GUARDED_BY(mutex_) = 0;                              // entries in all
   std::map<std::pair<uint32_t, std::vector<int>>, uint32_t> incarnations_
-      GUARDED_BY(mutex_);  // made so far, where more than one host is in
+      GUARDED_BY(mutex_);                                // made so far, where more than one host is in
+  std::array<bool, kRooms> rooms_ GUARDED_BY(mutex_){};  // that are in use
   std::vector<Comm> retired_ GUARDED_BY(mutex_);
   bool closed_ GUARDED_BY(mutex_) = false;
 };

@@ -34,6 +34,7 @@ class GenerationState {
   // The job has ports for the local members. `last`: the generation before; nullptr: there was none.
   GenerationState(JobState* job, Membership membership, const GenerationState* last);
   Status open() { return sheet_.open(membership_, job_->options.elastic); }
+  void open_room(uint32_t room) { sheet_.open_room(room); }
 
   JobState& job() const { return *job_; }
   const Membership& membership() const { return membership_; }

@@ -27,7 +27,8 @@ void SharedPage::tell_change() {
 }
 
 Status SharedSheet::open(const Membership& membership, bool elastic) {
-  if (Status status = Mapping::create(sizeof(GenerationPage), &descriptor_, &memory_); !status) return status;
+  const auto pages = Pages::kOnDemand;  // few rooms are used, and little of each
+  if (Status status = Mapping::create(kGenerationBytes, &descriptor_, &memory_, pages); !status) return status;
   GenerationPage* page = new (memory_->data()) GenerationPage();
   page->host_index = static_cast<uint32_t>(membership.host_index);
   page->generation = membership.generation;
@@ -44,6 +45,10 @@ Status SharedSheet::open(const Membership& membership, bool elastic) {
     }
   }
   return Status::ok();
+}
+
+void SharedSheet::open_room(uint32_t room) {
+  new (&get()->rooms[room]) MeetingRoom();
 }
 
 void SharedSheet::end(GenerationStatus status, const std::string& reason) {

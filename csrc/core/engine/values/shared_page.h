@@ -48,6 +48,8 @@ class SharedSheet {
   Status open(const Membership& membership, bool elastic);
 
   int descriptor() const { return descriptor_.get(); }
+  // No rank is in this room any more: others may meet there.
+  void open_room(uint32_t room);
   // Ranks that wait, or submit something, see it at once.
   void end(GenerationStatus status, const std::string& reason);
   // Nothing more comes from the local rank number `position`: whoever submits rings, so that those who need it hear of
