@@ -235,6 +235,7 @@ class Rank:
         chunk_kib: int = 0,
         generation: int = 0,
         behind: Flags | None = None,
+        defer: bool = False,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
@@ -254,7 +255,11 @@ class Rank:
         ``generation`` has been entered (0: whichever it is).
 
         ``behind``: flags that are submitted right behind this operation, and with it: both or none. The daemon is woken
-        once."""
+        once.
+
+        ``defer``: the caller waits for it next, with nothing in between. A small all-reduce inside a host is then done
+        by the ranks without the daemon. ``fenced`` is not looked at: nothing may be under way before it on its
+        communicator but deferred operations."""
     def flags(self, comm: int, values: int, place: tuple[int, int]) -> Flags:
         """``values``: address of three int32 in shared memory, at ``place``."""
     def send_flags(self, flags: Flags, generation: int = 0) -> None:

@@ -185,7 +185,7 @@ void Queue::add(const WorkPtr& work, bool alone) {
   if (needs_driver()) ask_helper();
 }
 
-// A small all-reduce needs no daemon where all ranks run it at once.
+// A small collective needs no daemon where all ranks run it at once.
 void Queue::run_alone(Lock* lock, const WorkPtr& work) {
   driven_ = true;
   lock->unlock();

@@ -9,7 +9,7 @@ from habits.ways import CALLED, ELASTIC, EQUAL, HOSTS, NEAR, ORACLE, RARE, WAYS
 
 RANKS = [0, 1]
 LONG = {("compiles_the_whole_step", "backend"), ("compiles_the_whole_step", "elastic")}
-"""Each begins torch.compile anew in the ranks of its pool: three seconds of a core by rank."""
+"""Programs and ways in which each rank of the pool compiles anew, which takes three seconds of a core."""
 
 
 def cases():

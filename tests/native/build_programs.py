@@ -3,6 +3,7 @@
 What is built is kept, so a second run takes a second.
 """
 
+import functools
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ def programs(full):
         "kernels, asan": lambda: emulated.program("asan", native.cache_folder()),
         "network plugin, asan": lambda: test_nccl_net_native.build("asan", native.cache_folder(), full),
         "fakes of CUDA and NCCL": lambda: fakes.build(fakes.cache_folder()),
-        "search of histories": test_native.build_search,
+        **{f"search, {suite}": functools.partial(test_native.build_search, suite) for suite in test_native.SEARCHES},
         "portable kernels": test_native.build_portable,
         "real NCCL": lambda: test_real_nccl.build(test_real_nccl.REFERENCE),
     }

@@ -1,5 +1,7 @@
-// Every interleaving of ranks that go through channel/meeting.h one after another: each read and write of shared memory
-// is a step of this model, and so are sleeping and waking. A rank that is stopped is one whose next step never comes.
+// A model of channel/meeting.h: all interleavings of two ranks in four meetings, and of three in one or two, under
+// sequential consistency. Each read and write of shared memory is a step, and so are sleeping and waking. All must come
+// to one outcome, nobody may read bytes of another meeting, and nobody may sleep for ever. Calls that differ,
+// interrupts and numbers that wrap around are not in it.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -141,7 +141,7 @@ TEST(every_kind_and_root) {
           std::vector<float> src(blocks.src * kCount), dst(blocks.dst * kCount);
           for (size_t i = 0; i < src.size(); ++i) src[i] = static_cast<float>(1000 * rank + i);
           bool met = false;
-          CHECK(room.seat(rank).takes(descriptor));
+          CHECK(room.seat(rank).accepts(descriptor));
           CHECK_OK(room.seat(rank).attend(
               number, descriptor, src.empty() ? nullptr : reinterpret_cast<const char*>(src.data()),
               dst.empty() ? nullptr : reinterpret_cast<char*>(dst.data()), &usable, nullptr, &met));
@@ -159,7 +159,7 @@ TEST(what_no_meeting_takes) {
   const auto taken = [&](const auto& change) {
     Descriptor descriptor = all_reduce(kMeetingBytes / sizeof(float));
     change(&descriptor);
-    return seat.takes(descriptor);
+    return seat.accepts(descriptor);
   };
   EXPECT(taken([](Descriptor*) {}));
   EXPECT(!taken([](Descriptor* d) { ++d->count; }));
@@ -174,7 +174,7 @@ TEST(what_no_meeting_takes) {
     d->kind = static_cast<uint8_t>(Kind::kBroadcast);
     d->root = kRanks;
   }));
-  EXPECT(alone.takes(all_reduce(uint64_t{1} << 30)));  // nothing travels
+  EXPECT(alone.accepts(all_reduce(uint64_t{1} << 30)));  // nothing travels
 }
 
 TEST(one_rank_alone_waits_for_nobody) {
@@ -246,6 +246,14 @@ TEST(a_rank_that_comes_late_finds_all_apart_and_meets_them_next_time) {
       CHECK_EQ(result, 4.0f);
     });
   }
+}
+
+TEST(nobody_waits_for_a_rank_that_has_submitted_the_operation) {
+  Room room;
+  Meeting(&room.job->counters, room.page, kNumber, 1, 2, {}).stay_away(5, all_reduce(10));
+  bool met = true;
+  CHECK_OK(visit(room.seat(0, kLong, 2), 5, 10, 1, &met));
+  EXPECT(!met);
 }
 
 // The daemon finds the words: nobody waits until patience ends.

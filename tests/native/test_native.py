@@ -20,7 +20,7 @@ SEARCHES = {
     "succession_test": ("engine/job/succession.cpp", "engine/values/options.cpp"),
     "meeting_model_test": (),
 }
-"""Suites that need next to nothing of the core, and much time: with the files that they need."""
+"""Suites that take much time, and the files of the core that they need."""
 FILES = {path.stem: path for folder in (".", "engine", "transport") for path in (HERE / folder).glob("*_test.cpp")}
 SUITES = sorted(name for name in FILES if name not in SEARCHES)
 PORTABLE = "kernel_test"

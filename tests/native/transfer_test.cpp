@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -151,7 +152,7 @@ TEST(a_transfer_goes_on_after_a_timeout_and_ends_with_the_engine) {
   }));
 }
 
-// Small all-reduces of ranks that come in time are done without the daemon, wherever tensors lie; the others with it.
+// Small collectives of ranks that come in time are done without the daemon, wherever tensors lie; the others with it.
 TEST(small_ones_need_no_daemon) {
   constexpr uint32_t kOperations = 300;
   Job job({{0, 1, 2}}, 512 << 10);
@@ -241,7 +242,17 @@ TEST(ranks_meet_on_every_communicator_inside_the_host) {
       return tried;
     };
     CHECK(!meets(1));
-    CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
+    for (int again = 0; again < 3; ++again) {  // what is declared again goes on
+      CHECK_OK(client->create_comm(1, {0, 1, 2}, 10 * kNsPerS));
+      for (int turn = 0; turn < 3; ++turn) {
+        std::vector<float> data(17);
+        for (uint64_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+        TransferRequest sum = request(Kind::kAllReduce, data.size(), data.data(), data.data());
+        sum.descriptor.comm = 1;
+        CHECK_OK(run(client, pool, sum));
+        check_sum(data.data(), data.size(), 3);
+      }
+    }
     CHECK(meets(1));
     if (rank < 2) CHECK_OK(client->create_comm(3, {0, 1}, 10 * kNsPerS));
     CHECK_EQ(meets(3), rank < 2);
@@ -251,6 +262,105 @@ TEST(ranks_meet_on_every_communicator_inside_the_host) {
   }));
   EXPECT_EQ(job.engine(0).error(), std::string());
   EXPECT(job.engine(0).counters().ops.load() >= 2 * (20 + 21 + 22) + 1);
+}
+
+// Two vectors of 8 floats in shared memory, which are summed up in place.
+struct Deferred {
+  using Defer = ChannelClient::Submission::Defer;
+
+  ChannelClient* const client;
+  ChannelClient::Allocation memory;
+  Descriptor first{}, second{};
+  uint64_t tickets[2] = {0, 0};
+
+  explicit Deferred(ChannelClient* from) : client(from) {
+    CHECK_OK(client->alloc(4096, &memory));
+    for (Descriptor* one : {&first, &second}) {
+      one->kind = static_cast<uint8_t>(Kind::kAllReduce);
+      one->count = 8;
+      one->src_segment = one->dst_segment = static_cast<uint32_t>(memory.id);
+      one->src_offset = one->dst_offset = one == &first ? 0 : 1024;
+    }
+  }
+  float* values(int which) { return reinterpret_cast<float*>(memory.memory->data() + 1024 * which); }
+  void fill(float a, float b) {
+    std::fill_n(values(0), 8, a);
+    std::fill_n(values(1), 8, b);
+  }
+  void submit(const Descriptor& what, uint64_t* ticket, Defer defer) {
+    ChannelClient::Submission how;
+    how.defer = defer;
+    CHECK_OK(client->submit(what, ticket, how));
+  }
+  void wait(uint64_t ticket) {
+    ChannelClient::Times times;
+    CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
+    CHECK(times.submitted_ns <= times.started_ns && times.started_ns <= times.done_ns);
+  }
+};
+
+// Whatever each of two ranks does with an operation that it may defer, both get both sums.
+TEST(deferred_operations_end_like_others) {
+  using Defer = ChannelClient::Submission::Defer;
+  const std::vector<std::function<void(Deferred*)>> ways = {
+      [](Deferred* d) {  // together, as a bucket and its flags
+        ChannelClient::Submission how;
+        how.defer = Defer::kIfPossible;
+        CHECK_OK(d->client->submit({&d->first, &d->second}, d->tickets, how));
+        std::vector<ChannelClient::Times> times;
+        CHECK_OK(d->client->wait_all({d->tickets[0], d->tickets[1]}, now_ns() + 60 * kNsPerS, nullptr, &times));
+        CHECK_EQ(times.size(), 2u);
+      },
+      [](Deferred* d) {  // the second one later, and waited for first
+        d->submit(d->first, &d->tickets[0], Defer::kIfPossible);
+        d->submit(d->second, &d->tickets[1], Defer::kBehind);
+        d->wait(d->tickets[1]);
+        d->wait(d->tickets[0]);
+      },
+      [](Deferred* d) {  // nothing is deferred
+        d->submit(d->first, &d->tickets[0], Defer::kBehind);
+        d->submit(d->second, &d->tickets[1], Defer::kNever);
+        d->wait(d->tickets[0]);
+        d->wait(d->tickets[1]);
+      },
+      [](Deferred* d) {  // another one follows on the communicator
+        d->submit(d->first, &d->tickets[0], Defer::kIfPossible);
+        d->submit(d->second, &d->tickets[1], Defer::kNever);
+        d->wait(d->tickets[1]);
+        d->wait(d->tickets[0]);
+      },
+      [](Deferred* d) {  // asked for instead of waited for
+        d->submit(d->first, &d->tickets[0], Defer::kIfPossible);
+        d->submit(d->second, &d->tickets[1], Defer::kBehind);
+        for (const uint64_t ticket : d->tickets) {
+          bool done = false;
+          while (!done) CHECK_OK(d->client->done(ticket, &done));
+          d->wait(ticket);
+        }
+      },
+  };
+  Job job({{0, 1}}, 512 << 10);
+  job.each(staged([&ways](int rank, ChannelClient* client, StagePool*) {
+    Deferred deferred(client);
+    for (size_t turn = 0; turn < ways.size() * ways.size(); ++turn) {
+      deferred.fill(static_cast<float>(turn), static_cast<float>(rank));
+      ways[rank == 0 ? turn / ways.size() : turn % ways.size()](&deferred);
+      CHECK_EQ(deferred.values(0)[7], static_cast<float>(2 * turn));
+      CHECK_EQ(deferred.values(1)[7], 1.0f);
+    }
+    deferred.fill(1, 1);
+    deferred.submit(deferred.first, &deferred.tickets[0], Defer::kIfPossible);
+    if (rank == 0) {
+      client->abandon(deferred.tickets[0]);  // the other one needs it all the same
+    } else {
+      deferred.wait(deferred.tickets[0]);
+      CHECK_EQ(deferred.values(0)[0], 2.0f);
+    }
+    deferred.submit(deferred.second, &deferred.tickets[1], Defer::kIfPossible);
+    deferred.wait(deferred.tickets[1]);
+    CHECK_EQ(deferred.values(1)[0], 2.0f);
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
 // A rank that overwrites the arrival counters costs time, not results: the daemon looks by itself.

@@ -53,7 +53,7 @@ def service(*arguments, timeout_s):
     return found
 
 
-@pytest.mark.full  # chaos stands for it
+@pytest.mark.full
 def test_a_service_for_some_seconds():
     service("--minutes", "0.1", "--pause", "1.5", timeout_s=280)
 

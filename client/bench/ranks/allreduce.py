@@ -86,8 +86,8 @@ class System:
 
 
 class OtherProgram:
-    """A program that measures beside the job, on vectors of its own. It is asked by lines, of bytes and repeats, and
-    answers with nanoseconds. It ends when its input ends."""
+    """A program that measures beside the job, on vectors of its own. It reads lines ``BYTES REPEATS``, answers each
+    with nanoseconds, and ends when its input ends."""
 
     def __init__(self, name: str, command: Sequence[str], inputs: Sequence[int] | None = None) -> None:
         """``inputs``: descriptors that lines are written to; None: its standard input."""
@@ -126,7 +126,7 @@ class MemoryFloor(OtherProgram):
 
 
 class OpenMPI(OtherProgram):
-    """The peer ``openmpi``."""
+    """Ranks of OpenMPI, asked through one named pipe each."""
 
     def __init__(self, ranks: int, dtype: str, max_bytes: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ class OpenMPI(OtherProgram):
 
 
 def measure_size(config: dict[str, Any], nbytes: int, others: Mapping[str, OtherProgram]) -> dict[str, float]:
-    """Median seconds of every system and, on rank 0, which has them, of the other programs."""
+    """Median seconds of every system and of the other programs. Rank 0 alone runs those; others report 0."""
     dtype = getattr(torch, config["dtype"])
     count = max(1, nbytes // dtype.itemsize)
     systems = {s["name"]: System(s["memory"], s["codec"], count, dtype) for s in ours(config)}

@@ -15,10 +15,13 @@ from pathlib import Path
 
 LIBRARY = "libmpi.so.40"  # of OpenMPI 3 to 5
 DATATYPES = {
-    **{"float32": "float", "float64": "double"},
-    **{name: f"{name}_t" for name in ("int32", "int64", "uint8")},
+    "float32": ("float", 4),
+    "float64": ("double", 8),
+    "int32": ("int32_t", 4),
+    "int64": ("int64_t", 8),
+    "uint8": ("uint8_t", 1),
 }
-"""Names of MPI by ours; it has no float16 and no bfloat16."""
+"""Names of MPI by ours, and bytes; it has no float16 and no bfloat16."""
 IN_PLACE = ctypes.c_void_p(1)
 
 
@@ -48,9 +51,9 @@ def main(folder: str, dtype: str, max_bytes: str) -> None:
 
     mpi.MPI_Init(None, None)
     world, total, most = handle("comm_world"), handle("op_sum"), handle("op_max")
-    datatype, int64 = handle(DATATYPES[dtype]), handle("int64_t")
-    width = int(dtype.strip("floatuin")) // 8
-    vector = ctypes.create_string_buffer(int(max_bytes))
+    name, width = DATATYPES[dtype]
+    datatype, int64 = handle(name), handle("int64_t")
+    vector = ctypes.create_string_buffer(max(width, int(max_bytes)))
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     with Path(folder, str(rank)).open() as lines:
         for line in lines:

@@ -34,7 +34,9 @@ def allreduce(
     memory: str = typer.Option(
         "bucket", help="bucket (of bagua.empty, as gradients are), ordinary, or both with commas."
     ),
-    peers: str = typer.Option(GLOO, help="gloo, openmpi (inside one host), or both with commas; or none."),
+    peers: str = typer.Option(
+        GLOO, help="gloo, openmpi (inside one host), or both with commas; x peer is against the first. Or none."
+    ),
     seconds: common.SecondsOption = 3.0,
     rounds: common.RoundsOption = 3,
     threads: common.ThreadsOption = 1,

@@ -51,6 +51,8 @@ class CudaConnection:
     Numbers of communicators are those of twins: see ``Members.twin``.
     """
 
+    may_defer = False  # ranks do nothing on devices by themselves
+
     def __init__(self, connection: HostConnection, index: int, recorder: StatisticsRecorder) -> None:
         """Opens the libraries. Raises BuildError or BaguaError that names a missing part and a remedy."""
         self.index = index

@@ -87,6 +87,7 @@ class Request(Operation):
     fenced: NotRequired[bool]
     chunk_kib: NotRequired[int]
     behind: NotRequired[core.Flags]
+    defer: NotRequired[bool]
 
 
 def request(kind: int, *, encoding: Encoding = AS_IT_IS, **words: Unpack[Operation]) -> Request:
@@ -103,6 +104,8 @@ class Connection(Protocol):
     kinds: Mapping[str, int]
     dtypes: Mapping[str, int]
     codecs: Mapping[str, int]
+    may_defer: bool
+    """Requests may say ``defer``: the caller waits for the operation next, with nothing in between."""
 
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
         """Makes communicator number ``comm`` of these ranks, on this rank."""
@@ -148,9 +151,9 @@ def load_core() -> Any:
         raise BuildError(str(error)) from error
 
 
-class OfThread(threading.local):
-    """Limits of one thread's operations. ``generation``: to which they belong; None: the newest that has settled.
-    ``patience``: seconds until one raises."""
+class ThreadLimits(threading.local):
+    """Limits of one thread's operations. ``generation``: the one to which they belong; None: the newest that has
+    settled. ``patience``: seconds until one raises."""
 
     generation: int | None = None
     patience = math.inf
@@ -164,6 +167,8 @@ class HostConnection:
     its operations may be submitted. ``describe_waits`` is asked when an operation takes long; its answer goes
     to the log.
     """
+
+    may_defer = True
 
     def __init__(self, admission: Admission, describe_waits: Callable[[], str]) -> None:
         module = load_core()
@@ -185,7 +190,7 @@ class HostConnection:
             )
             view = self._rank.view()
         self.settled: int = view["generation"]
-        self._thread = OfThread()
+        self._thread = ThreadLimits()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
         self._island_size = environment.get_island_size()
@@ -227,7 +232,7 @@ class HostConnection:
         return before
 
     def _generation(self) -> int:
-        """Of an operation that this thread submits now."""
+        """The generation of an operation that this thread submits now."""
         generation = self._thread.generation
         return self.settled if generation is None else generation
 
@@ -343,10 +348,12 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
-    def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
-        """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
+    def exchange_bytes(
+        self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1, comm: int = 0
+    ) -> None:
+        """One operation on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
         number, together = self.dtypes["uint8"], bool(src)
-        self.transfer(0, self.kinds[kind], number, op, root, count, src, 1, dst, 1, together, (count,), 0, 0)
+        self.transfer(comm, self.kinds[kind], number, op, root, count, src, 1, dst, 1, together, (count,), 0, 0)
 
     def transfer(self, *request: Any) -> None:
         """One operation on tensors at any address, from submission to the end: the arguments of the core's
@@ -354,7 +361,7 @@ class HostConnection:
         try:
             waited = self.first_warning_s
             # The usual case is one call of the core: it is over before the first warning. Named arguments would take as
-            # long again as the operation.
+            # long as a small operation.
             pending = self._rank.transfer(*(*request, waited, self._generation()))
             if pending is not None:
                 self._wait_on(pending.wait, waited)
@@ -436,7 +443,7 @@ class HostConnection:
     def barrier(self, comm: int = 0, meanwhile: Callable[[], object] | None = None) -> None:
         """Returns when every member has called it. Until then ``meanwhile`` is called again and again."""
         if meanwhile is None:
-            self.transfer(comm, self.kinds["barrier"], self.dtypes["uint8"], 0, -1, 0, 0, 1, 0, 1, False, (), 0, 0)
+            self.exchange_bytes("barrier", 0, 0, 0, comm=comm)
             return
         operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
         ticket = self.submit(operation)

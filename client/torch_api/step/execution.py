@@ -1,6 +1,6 @@
 """Executions: a bucket's plan at work, again and again.
 
-There is no thread: the user's thread submits operations, and the daemon carries them out.
+There is no thread: the user's thread submits operations, and the daemon carries them out, or small ones the ranks.
 """
 
 from __future__ import annotations
@@ -321,9 +321,10 @@ Phase = tuple[Sequence[Work], Action | None]
 class Submit(Action):
     """The action that submits one prepared operation: everything is known beforehand, and one call does it.
 
-    ``behind``: flags that are submitted with it."""
+    ``behind``: flags that are submitted with it. ``waited_for``: set while the caller waits for it right after the
+    submission, so that a small one needs no daemon."""
 
-    __slots__ = ("_request", "_submit", "behind", "commit", "members")
+    __slots__ = ("_may_defer", "_request", "_submit", "behind", "commit", "members", "waited_for")
 
     @property
     def comm(self) -> int:
@@ -333,6 +334,8 @@ class Submit(Action):
         """``members``: those of its communicator."""
         self.members = members
         self.behind: core.Flags | None = None
+        self.waited_for = False
+        self._may_defer = connection.may_defer
         self._request = request
         self._submit = connection.submit
         # 0: no run is repeated, and the engine writes where it reads.
@@ -343,8 +346,11 @@ class Submit(Action):
 
     def begin(self) -> Tickets:
         operation = self._request
-        # The request lasts: flags go with a copy of it.
-        return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
+        if self.behind is not None:  # the request lasts: flags go with a copy of it
+            operation = {**operation, "behind": self.behind}
+        if self.waited_for and self._may_defer and WATCH.sink is None:  # a trace shows what the daemon does
+            operation = {**operation, "defer": True}
+        return (self._submit(operation),)
 
     def residual(self) -> EngineResidual | None:
         found = self._request["residual"], self._request["residual_sides"]

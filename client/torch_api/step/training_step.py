@@ -211,9 +211,17 @@ class TrainingStep:
         return flags if flags.sent_along() else None
 
     def _start_rest(self) -> None:
-        while self._started < len(self.buckets):
-            self.buckets[self._started].start()
-            self._started += 1
+        """Submits the buckets that are left. The caller waits for them next: an only one may need no daemon."""
+        only = self.buckets[0].execution.single if len(self.buckets) == 1 else None
+        if only is not None:
+            only.waited_for = True
+        try:
+            while self._started < len(self.buckets):
+                self.buckets[self._started].start()
+                self._started += 1
+        finally:
+            if only is not None:
+                only.waited_for = False
 
     def _exchange(self) -> tuple[list[Times], Any]:
         """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""

@@ -40,7 +40,7 @@ void bind_segment(py::module_* module) {
 // True once a signal's handler has raised; called without the interpreter lock.
 bool signalled() {
   py::gil_scoped_acquire acquire;
-  return PyErr_CheckSignals() != 0;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
 // Runs `wait`, which returns a Status, without the interpreter lock; false: its time has passed.
@@ -144,12 +144,13 @@ class Rank {
                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
                   const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
                   uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
-                  uint64_t generation, Flags* behind) {
+                  uint64_t generation, Flags* behind, bool defer) {
     const Descriptor descriptor = describe(comm, kind, dtype, op, count, root, src, dst, shape, label, codec, density,
                                            residual, exact, residual_sides, fenced, chunk_kib);
     uint64_t tickets[2] = {0, 0};
     ChannelClient::Submission how;
     how.generation = generation;
+    if (defer) how.defer = ChannelClient::Submission::Defer::kIfPossible;
     if (behind == nullptr) {
       check(client_->submit({&descriptor}, tickets, how));
     } else {
@@ -171,6 +172,7 @@ class Rank {
   void send_flags(Flags* flags, uint64_t generation) {
     ChannelClient::Submission how;
     how.generation = generation;
+    how.defer = ChannelClient::Submission::Defer::kBehind;
     fill(flags);
     check(client_->submit(flags->descriptor, &flags->ticket, how));
   }
@@ -305,10 +307,10 @@ void bind_rank(py::module_* module) {
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
            py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
            py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("chunk_kib") = 0,
-           py::arg("generation") = 0, py::arg("behind") = py::none())
+           py::arg("generation") = 0, py::arg("behind") = py::none(), py::arg("defer") = false)
       .def("flags", &Rank::flags, py::arg("comm"), py::arg("values"), py::arg("place"))
       .def("send_flags", &Rank::send_flags, py::arg("flags"), py::arg("generation") = 0)
-      // Without names, which would take as long again as a small operation.
+      // No names of arguments: matching them takes as long as a small operation.
       .def("transfer", &Rank::transfer, py::keep_alive<0, 1>())
       .def("enter", &Rank::enter, py::arg("timeout_s") = -1.0)
       .def("view", &Rank::view)

@@ -12,6 +12,7 @@ namespace bagua {
 
 namespace {
 
+constexpr int64_t kDeferredNs = kNsPerS;   // then nobody waits for it: an exception may have come between
 constexpr int64_t kFenceLookNs = kNsPerS;  // a suspended machine wakes up later than a timer believes
 
 }  // namespace
@@ -39,6 +40,7 @@ void ChannelClient::watch_fence() {
     const auto at = static_cast<int64_t>(page()->fence.load(std::memory_order_relaxed));
     if (at != 0 && now >= at && !daemon_gone()) kill(getpid(), SIGSTOP);
     const int64_t left = at > now ? std::min(at - now, kFenceLookNs) : kFenceLookNs;
+    submit_deferred_if([](const Deferred& one) { return now_ns() - one.since_ns > kDeferredNs; });
     futex_wait(&closing_, 0, now_ns() + left);
   }
 }
@@ -137,6 +139,9 @@ Status ChannelClient::require(uint64_t bytes) {
 Status ChannelClient::free_segment(uint64_t id) {
   // The garbage collector of a forked child comes here. Another thread of the parent may have held the lock.
   if (getpid() != pid_) return check_usable();
+  submit_deferred_if([id](const Deferred& one) {  // the daemon then sees that they need this memory
+    return one.descriptor.src_segment == id || one.descriptor.dst_segment == id;
+  });
   {
     const Lock lock(areas_mutex_);
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
@@ -154,18 +159,22 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
   request.members = static_cast<uint32_t>(ranks.size());
   Reply reply;
   if (Status status = ask(request, ranks, timeout_ns, &reply); !status) return status;
-  if (reply.value > kRooms) return {Code::kCorrupt, "the node daemon's answer names a room that is none"};
+  if (reply.value > kRooms) return {Code::kCorrupt, "the node daemon's answer names a room that does not exist"};
   const Lock lock(submit_mutex_);
-  note_members(comm, ranks, static_cast<uint32_t>(reply.value));
+  if (static_cast<uint32_t>(generation()) != request.generation) return left_behind();
+  // What is declared again goes on: its meetings are numbered.
+  if (groups_.count(comm) == 0) note_members(comm, ranks, static_cast<uint32_t>(reply.value));
   return Status::ok();
 }
 
 Status ChannelClient::destroy_comm(uint32_t comm) {
   Request request(Message::kDestroyComm, comm);
   request.generation = static_cast<uint32_t>(generation());
-  if (const std::shared_ptr<Meeting> meeting = meeting_of(comm); meeting != nullptr) meeting->await_end();
+  submit_deferred_if([comm](const Deferred& one) { return one.descriptor.comm == comm; });
   if (comm != 0) {
+    if (const std::shared_ptr<Meeting> meeting = meeting_of(comm); meeting != nullptr) meeting->await_end();
     const Lock lock(submit_mutex_);
+    if (static_cast<uint32_t>(generation()) != request.generation) return Status::ok();  // it has ended with its own
     groups_.erase(comm);
   }
   const Status status = ask(request);
@@ -181,6 +190,7 @@ void ChannelClient::fail(const std::string& text, bool lost) {
 }
 
 void ChannelClient::part(Request request, const std::string& words) {
+  if (getpid() == pid_) submit_deferred_if([](const Deferred&) { return true; });
   const Lock lock(request_mutex_);
   if (getpid() == pid_ && socket_.valid()) {
     const std::string told = words.substr(0, kMaxWords);

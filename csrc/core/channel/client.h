@@ -87,10 +87,13 @@ class ChannelClient {
   // How an operation is submitted.
   struct Submission {
     uint64_t generation = 0;  // to which it belongs; 0: the present one
-    bool counted = false;     // as a collective of its communicator: meet() has been called with it
+    bool counted = false;     // meet() has counted it among the collectives of its communicator
     // The daemon is not woken; true is written if ring() is to be called, as soon as what follows at once has been
     // submitted.
     bool* ring = nullptr;
+    // The caller waits for it next, with nothing in between: where the ranks can do it by themselves, they try it then.
+    // kBehind: if another one is deferred on its communicator.
+    enum class Defer { kNever, kIfPossible, kBehind } defer = Defer::kNever;
   };
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
   // kRegrouped: its generation has ended, enter() the next one.
@@ -101,11 +104,11 @@ class ChannelClient {
   // Several at once, one behind the other, or none; the daemon is woken once. `tickets`: as many.
   Status submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets, const Submission& how);
   void ring();
-  // Tries a small collective without the daemon, see meeting.h. *met: it is done. Otherwise, and after kAborted, it is
-  // to be submitted; *tried: as one that was counted. One at a time for each communicator: others wait until the ranks
-  // have met. `generation`: to which it belongs.
+  // Tries a small collective without the daemon, see meeting.h. *met: the result is there. Otherwise, and after
+  // kAborted, submit it, as `counted` if *tried is true. One at a time for each communicator: others wait until the
+  // ranks have met. `generation`: to which it belongs.
   Status meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst, const Interrupt& interrupt,
-              bool* tried, bool* met);
+              bool* tried, bool* met, int64_t* met_ns = nullptr);
   // All members of the communicator are ranks of this host; false if it is unknown.
   bool on_one_host(uint32_t comm);
   // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
@@ -150,6 +153,14 @@ class ChannelClient {
     uint64_t submitted = 0;            // collectives of this rank so far
     std::shared_ptr<Meeting> meeting;  // nullptr: its members don't meet
   };
+  // An operation that its rank tries without the daemon when it waits. The slot has the rest.
+  struct Deferred {
+    uint64_t ticket, generation;
+    int64_t since_ns;
+    Descriptor descriptor;
+    const char* src;
+    char* dst;
+  };
   struct Area {
     uint64_t bytes, id;
     Fd file;                             // in elastic jobs
@@ -188,8 +199,27 @@ class ChannelClient {
   // `room`: see Communicator::room.
   void note_members(uint32_t comm, const std::vector<int>& ranks, uint32_t room) REQUIRES(submit_mutex_);
   std::shared_ptr<Meeting> meeting_of(uint32_t comm);
+  // A free slot for it, in this state.
+  uint32_t fill_slot(const Descriptor& descriptor, SlotState state, uint64_t* ticket) REQUIRES(submit_mutex_);
   // Puts one into the ring; true if the daemon must be woken for it.
-  bool hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) REQUIRES(submit_mutex_);
+  bool hand_over(uint32_t slot, bool counted) REQUIRES(submit_mutex_);
+  // *out: where it reads and writes, if it may be deferred.
+  bool may_defer(const Descriptor& descriptor, Deferred* out) REQUIRES(submit_mutex_);
+  char* address_of(uint32_t segment, uint64_t offset, uint64_t bytes);
+  bool defers_any(uint32_t comm) const REQUIRES(submit_mutex_);
+  // Defers all of them, or none (false).
+  bool defer(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets, const Submission& how)
+      REQUIRES(submit_mutex_);
+  // Tries the deferred operations of this slot's communicator in their order, up to the one in the slot. After one for
+  // which the ranks did not meet, all others are submitted. kAborted: interrupted.
+  Status try_deferred(uint32_t slot, const Interrupt& interrupt);
+  Status try_one(const Deferred& deferred, const Interrupt& interrupt);
+  // Submits those that are deferred on a communicator; true if the daemon must be woken for them.
+  bool submit_deferred(uint32_t comm) REQUIRES(submit_mutex_);
+  // Submits those for which this is true, and all others on their communicators.
+  void submit_deferred_if(const std::function<bool(const Deferred&)>& chosen);
+  // Submits all that are deferred on the communicator of the operation in this slot, if that one is.
+  void give_up_deferring(uint32_t slot);
   // Counts one submission of a collective; true if the daemon must be woken for it.
   bool completes(uint32_t comm, Group* group) REQUIRES(submit_mutex_);
   Status check_usable() const;
@@ -217,7 +247,7 @@ class ChannelClient {
   const std::string path_;
   std::array<uint8_t, kTokenBytes> token_{};
   int spins_ = 0;
-  Meeting::Waits meeting_waits_;
+  MeetingWaits meeting_waits_;
   std::shared_ptr<Mapping> page_memory_, sheet_memory_, channel_memory_;
 
   Mutex request_mutex_;  // one request at a time; guards the use of socket_ but for poll()
@@ -235,6 +265,7 @@ class ChannelClient {
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
   std::vector<uint64_t> abandoned_ GUARDED_BY(submit_mutex_);  // tickets
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
+  std::vector<Deferred> deferred_ GUARDED_BY(submit_mutex_);
 
   SharedMutex sheet_mutex_;  // read while ranks meet, written when a page takes the place of another
 

@@ -37,9 +37,9 @@ std::string text_of(const Words& words) {
 }
 
 constexpr int64_t kComeBackNs = 60'000'000'000;  // without a daemon; its keeper would have ended this rank
+constexpr int64_t kLookNs = 10'000'000;          // between two looks for the next daemon
 constexpr int kSpins = 2000;                     // before a rank sleeps, where nobody else wants its core
 constexpr int kYields = 100;                     // or where others may
-constexpr int64_t kLookNs = 10'000'000;          // between two looks for it
 
 // Nobody has answered, or not to the end: the next daemon may be starting, or have died as well.
 Status not_there() {
@@ -66,7 +66,11 @@ Status ChannelClient::begin(int page) {
     // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
     const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
     spins_ = cores > 2 * here ? kSpins : 0;
-    (cores >= here ? meeting_waits_.spins : meeting_waits_.yields) = cores >= here ? kSpins : kYields;
+    if (cores >= here) {
+      meeting_waits_.spins = kSpins;
+    } else {
+      meeting_waits_.yields = kYields;
+    }
   } else if (Status status = sheet_memory_->replace(page, Pages::kOnDemand); !status) {
     return status;
   }
@@ -75,8 +79,7 @@ Status ChannelClient::begin(int page) {
   groups_.clear();
   view_ = std::move(view);
   elastic_.store(view_.elastic, std::memory_order_relaxed);
-  const size_t world = view_.members.size();
-  note_members(0, local_ranks_, view_.hosts.size() == 1 && world > 1 && world <= kMeetingRanks ? 1 : 0);
+  note_members(0, local_ranks_, may_meet(view_.hosts.size(), view_.members.size()) ? kWorldRoom : 0);
   generation_.store(view_.generation, std::memory_order_relaxed);
   return Status::ok();
 }
@@ -185,17 +188,21 @@ Status ChannelClient::come_back(Fd* page) {
 }
 
 Status ChannelClient::offer_memory(int socket) {
-  std::vector<std::pair<Request, int>> requests;
-  const Lock lock(areas_mutex_);
-  if (const uint64_t bytes = required_.load(); bytes != 0) requests.emplace_back(Request(Message::kRequire, bytes), -1);
-  for (const auto& [address, area] : areas_) {
-    requests.emplace_back(Request(Message::kOffer, area.id), area.file.get());
+  std::vector<std::pair<Request, Fd>> requests;
+  if (const uint64_t bytes = required_.load(); bytes != 0) {
+    requests.emplace_back(Request(Message::kRequire, bytes), Fd());
+  }
+  {
+    const Lock lock(areas_mutex_);
+    for (const auto& [address, area] : areas_) {
+      requests.emplace_back(Request(Message::kOffer, area.id), duplicate(area.file.get()));
+    }
   }
   for (const auto& [offer, file] : requests) {
     Reply reply;
     bool answered = false;
     const Status status =
-        converse(socket, packet_of(offer, {}), file, now_ns() + timeout_ns_, &reply, nullptr, &answered);
+        converse(socket, packet_of(offer, {}), file.get(), now_ns() + timeout_ns_, &reply, nullptr, &answered);
     if (!answered) return not_there();
     if (!status) return {Code::kUnavailable, "the node daemon was started again: " + status.message()};
   }
@@ -209,6 +216,7 @@ Status ChannelClient::take_channel(int job_page, int channel) {
   auto* const next = reinterpret_cast<RankChannel*>(fresh->data());
   const WriterLock nobody_meets(sheet_mutex_);
   const Lock lock(submit_mutex_);
+  deferred_.clear();  // they are regrouped, like those that were submitted
   for (uint32_t index = 0; index < kSlots; ++index) {
     if (tickets_[index] == 0) continue;
     Slot& slot = next->slots[index];

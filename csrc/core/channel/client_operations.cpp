@@ -12,6 +12,8 @@ namespace bagua {
 
 namespace {
 
+constexpr uint32_t kLookForDaemon = 16;  // meetings between two looks
+
 // Holds a note for others in a place, until the end of the block. No place: nothing is noted.
 template <class T>
 class Note {
@@ -59,12 +61,11 @@ void ChannelClient::note_members(uint32_t comm, const std::vector<int>& ranks, u
   }
   group.one_host = comm == 0 ? view_.hosts.size() == 1 : group.local_members == ranks.size();
   group.counted = found && comm < kArrivalComms;
-  const bool alone = view_.members.size() == 1 || (comm != 0 && ranks.size() == 1);
+  const bool alone = (comm == 0 ? view_.members.size() : ranks.size()) == 1;
   const auto own = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), view_.rank) - ranks.begin());
   if (alone || (room != 0 && own < ranks.size() && ranks.size() <= kMeetingRanks)) {
-    group.meeting =
-        std::make_shared<Meeting>(&page()->counters, sheet(), room == 0 ? 0 : room - 1, static_cast<uint32_t>(own),
-                                  static_cast<uint32_t>(ranks.size()), meeting_waits_);
+    group.meeting = std::make_shared<Meeting>(&page()->counters, sheet(), room, static_cast<uint32_t>(own),
+                                              static_cast<uint32_t>(ranks.size()), meeting_waits_);
   }
   groups_[comm] = std::move(group);
 }
@@ -97,9 +98,12 @@ Status ChannelClient::left_behind() const {
 }
 
 Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
-                           const Interrupt& interrupt, bool* tried, bool* met) {
+                           const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns) {
+  if (met_ns == nullptr) {  // another operation comes after those that are deferred
+    submit_deferred_if([&](const Deferred& one) { return one.descriptor.comm == descriptor.comm; });
+  }
   const std::shared_ptr<Meeting> meeting = meeting_of(descriptor.comm);
-  if (meeting == nullptr || !meeting->takes(descriptor)) return Status::ok();
+  if (meeting == nullptr || !meeting->accepts(descriptor)) return Status::ok();
   *tried = true;
   if (Status status = check_usable(); !status) return status;
   if (meeting->thread.load(std::memory_order_relaxed) == Meeting::this_thread()) {
@@ -116,11 +120,14 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
     if (Status status = check_usable(); !status) return status;
     return daemon_gone() ? daemon_lost() : Status::ok();
   };
-  return meeting->attend(number, descriptor, src, dst, usable, interrupt, met);
+  // Ranks that always meet would not hear that the daemon was started again.
+  if (elastic_.load(std::memory_order_relaxed) && number % kLookForDaemon == 0 && daemon_gone()) return daemon_lost();
+  const Status status = meeting->attend(number, descriptor, src, dst, usable, interrupt, met);
+  if (met_ns != nullptr) *met_ns = meeting->met_ns();
+  return status;
 }
 
-bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) {
-  if (!on_main_thread()) channel()->other_threads.store(1, std::memory_order_relaxed);
+uint32_t ChannelClient::fill_slot(const Descriptor& descriptor, SlotState state, uint64_t* ticket) {
   const uint32_t index = free_.back();
   free_.pop_back();
   *ticket = next_ticket_++ * kSlots + index;
@@ -129,14 +136,20 @@ bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64
   slot->descriptor = descriptor;
   slot->generation = static_cast<uint32_t>(generation());
   slot->submitted_ns = now_ns();
-  slot->state.store(kSubmitted, std::memory_order_relaxed);
+  slot->state.store(state, std::memory_order_relaxed);
+  return index;
+}
+
+bool ChannelClient::hand_over(uint32_t index, bool counted) {
+  if (!on_main_thread()) channel()->other_threads.store(1, std::memory_order_relaxed);
+  const Descriptor& descriptor = channel()->slots[index].descriptor;
   const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
   channel()->ring[tail % kSlots] = index;
   channel()->tail.store(tail + 1, std::memory_order_release);
   const auto found = groups_.find(descriptor.comm);
   if (!matched(descriptor) || found == groups_.end()) return true;
   Group* const group = &found->second;
-  if (!counted && group->meeting != nullptr) ++group->meeting->calls;
+  if (!counted && group->meeting != nullptr) group->meeting->stay_away(++group->meeting->calls, descriptor);
   return completes(descriptor.comm, group);
 }
 
@@ -152,7 +165,11 @@ Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptor
       return {Code::kResource, std::to_string(kSlots) +
                                    " operations have been submitted and not been waited for: wait for the older ones"};
     }
-    for (const Descriptor* descriptor : descriptors) complete |= hand_over(*descriptor, how.counted, tickets++);
+    if (defer(descriptors, tickets, how)) return Status::ok();
+    if (descriptors.size() > 0) complete = submit_deferred((*descriptors.begin())->comm);  // they come first
+    for (const Descriptor* descriptor : descriptors) {
+      complete |= hand_over(fill_slot(*descriptor, kSubmitted, tickets++), how.counted);
+    }
   }
   if (!complete && sheet()->status.load() == kRunning) return Status::ok();
   if (how.ring != nullptr) {
@@ -161,6 +178,136 @@ Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptor
     this->ring();
   }
   return Status::ok();
+}
+
+bool ChannelClient::defer(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets,
+                          const Submission& how) {
+  if (descriptors.size() == 0 || how.defer == Submission::Defer::kNever) return false;
+  if (how.defer == Submission::Defer::kBehind && !defers_any((*descriptors.begin())->comm)) return false;
+  std::vector<Deferred> all;
+  for (const Descriptor* descriptor : descriptors) {
+    Deferred one{0, generation(), now_ns(), *descriptor, nullptr, nullptr};
+    if (!may_defer(*descriptor, &one)) return false;
+    all.push_back(one);
+  }
+  size_t number = 0;
+  for (const Descriptor* descriptor : descriptors) {
+    fill_slot(*descriptor, kDeferred, &tickets[number]);
+    all[number].ticket = tickets[number];
+    deferred_.push_back(all[number++]);
+  }
+  return true;
+}
+
+bool ChannelClient::may_defer(const Descriptor& d, Deferred* out) {
+  const auto found = groups_.find(d.comm);
+  if (found == groups_.end() || found->second.meeting == nullptr || !found->second.meeting->accepts(d)) return false;
+  if (static_cast<Kind>(d.kind) != Kind::kAllReduce) return false;  // others may read or write nothing on some ranks
+  const uint64_t bytes = d.count * dtype_size(static_cast<DType>(d.dtype));
+  out->src = address_of(d.src_segment, d.src_offset, bytes);
+  out->dst = address_of(d.dst_segment, d.dst_offset, bytes);
+  return out->src != nullptr && out->dst != nullptr;
+}
+
+char* ChannelClient::address_of(uint32_t segment, uint64_t offset, uint64_t bytes) {
+  const Lock lock(areas_mutex_);
+  for (const auto& [address, area] : areas_) {
+    if (area.id == segment && offset <= area.bytes && bytes <= area.bytes - offset)
+      return const_cast<char*>(address) + offset;
+  }
+  return nullptr;
+}
+
+bool ChannelClient::defers_any(uint32_t comm) const {
+  return std::any_of(deferred_.begin(), deferred_.end(),
+                     [&](const Deferred& one) { return one.descriptor.comm == comm; });
+}
+
+// In their order: so they come to the daemon on all ranks, or are met.
+Status ChannelClient::try_deferred(uint32_t index, const Interrupt& interrupt) {
+  const Slot& slot = channel()->slots[index];
+  while (slot.state.load(std::memory_order_relaxed) == kDeferred) {
+    Deferred first{};
+    {
+      const Lock lock(submit_mutex_);
+      const uint32_t comm = slot.descriptor.comm;
+      const auto found = std::find_if(deferred_.begin(), deferred_.end(),
+                                      [comm](const Deferred& one) { return one.descriptor.comm == comm; });
+      if (found == deferred_.end()) return Status::ok();
+      first = *found;
+      deferred_.erase(found);
+    }
+    if (Status status = try_one(first, interrupt); !status) return status;
+  }
+  return Status::ok();
+}
+
+Status ChannelClient::try_one(const Deferred& deferred, const Interrupt& interrupt) {
+  const auto index = static_cast<uint32_t>(deferred.ticket % kSlots);
+  Slot* const slot = &channel()->slots[index];
+  bool tried = false, met = false, complete = false;
+  int64_t met_ns = 0;
+  Status status =
+      meet(deferred.descriptor, deferred.generation, deferred.src, deferred.dst, interrupt, &tried, &met, &met_ns);
+  {
+    const Lock lock(submit_mutex_);
+    if (met) {
+      slot->started_ns = met_ns;
+      slot->done_ns = now_ns();
+      slot->state.store(kDone, std::memory_order_relaxed);
+    } else if (!status && status.code() != Code::kAborted) {
+      slot->state.store(status.code() == Code::kRegrouped ? kRegrouped : kFailed, std::memory_order_relaxed);
+      status = Status::ok();                                                // the end of the operation says why
+    } else if (slot->state.load(std::memory_order_relaxed) == kDeferred) {  // and not regrouped meanwhile
+      const bool present = deferred.generation == generation();
+      slot->state.store(present ? kSubmitted : kRegrouped, std::memory_order_relaxed);
+      if (present) complete = hand_over(index, tried);
+      complete |= submit_deferred(deferred.descriptor.comm);
+    }
+  }
+  if (complete || sheet()->status.load() != kRunning) ring();
+  return status;
+}
+
+bool ChannelClient::submit_deferred(uint32_t comm) {
+  bool complete = false;
+  for (auto one = deferred_.begin(); one != deferred_.end();) {  // in their order
+    if (one->descriptor.comm != comm) {
+      ++one;
+      continue;
+    }
+    const auto index = static_cast<uint32_t>(one->ticket % kSlots);
+    const bool present = one->generation == generation();
+    channel()->slots[index].state.store(present ? kSubmitted : kRegrouped);
+    if (present) complete |= hand_over(index, false);
+    one = deferred_.erase(one);
+  }
+  return complete;
+}
+
+void ChannelClient::give_up_deferring(uint32_t index) {
+  if (getpid() != pid_) return;
+  bool complete = false;
+  {
+    const Lock lock(submit_mutex_);
+    const Slot& slot = channel()->slots[index];
+    if (slot.state.load(std::memory_order_relaxed) != kDeferred) return;
+    complete = submit_deferred(slot.descriptor.comm);
+  }
+  if (complete || sheet()->status.load() != kRunning) ring();
+}
+
+void ChannelClient::submit_deferred_if(const std::function<bool(const Deferred&)>& chosen) {
+  bool any = false;
+  {
+    const Lock lock(submit_mutex_);
+    for (auto found = deferred_.end();; any = true) {
+      found = std::find_if(deferred_.begin(), deferred_.end(), chosen);
+      if (found == deferred_.end()) break;
+      submit_deferred(found->descriptor.comm);
+    }
+  }
+  if (any) ring();
 }
 
 void ChannelClient::ring() {
@@ -190,6 +337,7 @@ void ChannelClient::free_slot(uint32_t slot) {
 }
 
 void ChannelClient::abandon(uint64_t ticket) {
+  give_up_deferring(static_cast<uint32_t>(ticket % kSlots));  // others need it all the same
   const Lock lock(submit_mutex_);
   abandoned_.push_back(ticket);
 }
@@ -208,6 +356,7 @@ void ChannelClient::free_abandoned() {
 Status ChannelClient::done(uint64_t ticket, bool* done) {
   uint32_t index;
   if (Status status = slot_of(ticket, &index); !status) return status;
+  give_up_deferring(index);  // the caller does something else
   const uint32_t state = channel()->slots[index].state.load(std::memory_order_acquire);
   *done = is_over(state) || daemon_gone();
   return Status::ok();
@@ -217,6 +366,7 @@ Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt
   if (getpid() != pid_) return check_usable();
   uint32_t index;
   if (Status status = slot_of(ticket, &index); !status) return status;
+  if (Status status = try_deferred(index, interrupt); !status) return status;
   uint32_t state = kSubmitted;
   if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
   return finish(index, state, times);
@@ -225,6 +375,11 @@ Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt
 Status ChannelClient::wait_all(const std::vector<uint64_t>& tickets, int64_t deadline_ns, const Interrupt& interrupt,
                                std::vector<Times>* times) {
   if (getpid() != pid_) return check_usable();
+  for (const uint64_t ticket : tickets) {
+    uint32_t index;
+    if (Status status = slot_of(ticket, &index); !status) return status;
+    if (Status status = try_deferred(index, interrupt); !status) return status;
+  }
   for (size_t i = tickets.size(); i-- > 0;) {
     uint32_t index, state = kSubmitted;
     if (Status status = slot_of(tickets[i], &index); !status) return status;

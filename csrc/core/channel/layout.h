@@ -111,11 +111,22 @@ constexpr int kMaxDims = 8;
 constexpr size_t kLabelBytes = 32;
 constexpr int32_t kAnySource = -1;
 constexpr size_t kErrorBytes = 3072;
-constexpr uint32_t kArrivalComms = 16;       // communicators 0 to 15 have arrival counters
-constexpr uint32_t kArrivalRanks = 64;       // on hosts with at most so many ranks
-constexpr uint32_t kMeetingRanks = 16;       // communicators inside a host with at most so many ranks have a room
-constexpr uint32_t kRooms = 32;              // of a generation, on this host; the world's is the first, if it has one
-constexpr size_t kMeetingBytes = 256 << 10;  // that a rank brings at the most
+constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
+constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
+constexpr uint32_t kMeetingRanks = 16;  // communicators inside a host with at most so many ranks may have a room
+constexpr uint32_t kRooms = 32;         // of a generation, on this host: 1 to 32. Room 0 is nobody's
+constexpr uint32_t kWorldRoom = 1;
+// A rank brings at most so many bytes. With two ranks on two cores 1 MiB in memory of buckets takes the ranks 187 us,
+// and the daemon 69: it need not copy.
+constexpr size_t kMeetingBytes = 256 << 10;
+// Where each rank would read more of all vectors, each reduces a slice for all. Measured with 2 and 4 ranks on two
+// cores: from there on waiting once more costs less than reading. All ranks cut alike.
+constexpr uint64_t kMostRead = 128 << 10;  // bytes
+constexpr uint64_t kSliceStep = 64;        // elements: slices begin at lines of the cache
+// Whether the members of a communicator on so many hosts may have a room.
+constexpr bool may_meet(size_t hosts, size_t ranks) {
+  return hosts == 1 && ranks > 1 && ranks <= kMeetingRanks;
+}
 
 struct Descriptor {
   uint8_t kind;
@@ -158,7 +169,16 @@ struct ResidualMove {
 constexpr uint64_t kResidualMoveWords = sizeof(ResidualMove) / sizeof(int64_t);
 
 // kRegrouped: its generation has ended; the rank enters the next one, and submits it again if it still wants it.
-enum SlotState : uint32_t { kFree = 0, kSubmitted = 1, kSubmittedWaiting = 2, kDone = 3, kFailed = 4, kRegrouped = 5 };
+// kDeferred: not submitted yet, because the rank is going to try it with the others when it waits.
+enum SlotState : uint32_t {
+  kFree = 0,
+  kSubmitted = 1,
+  kSubmittedWaiting = 2,
+  kDone = 3,
+  kFailed = 4,
+  kRegrouped = 5,
+  kDeferred = 6
+};
 constexpr bool is_over(uint32_t state) {
   return state >= kDone && state <= kRegrouped;
 }
@@ -218,7 +238,7 @@ struct Contribution {
 
 struct Seat {
   alignas(64) std::atomic<uint32_t> left;     // the last meeting that the rank has left
-  alignas(64) std::atomic<uint32_t> reduced;  // the last one of which its slice is there for all
+  alignas(64) std::atomic<uint32_t> reduced;  // the last meeting for which this rank has written its slice
   Contribution contributions[2];              // of the last two meetings that the rank has come to
 };
 
@@ -227,12 +247,12 @@ struct MeetingRoom {
   // Low half: number of a meeting * 4 + MeetingState; futex word of ranks that wait. High half: the last that was met.
   alignas(64) std::atomic<uint64_t> verdict;
   std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint32_t> slices;  // that were reduced so far; futex word of ranks that wait for them
+  alignas(64) std::atomic<uint32_t> slices;  // that were written so far; futex word of ranks that wait for one
   std::atomic<uint32_t> slice_sleepers;
   Seat seats[kMeetingRanks];  // by position in the communicator
 };
 
-// Of one room. Pages that nobody has written take no memory.
+// Vectors of one room. Pages that nobody has touched take no memory.
 struct MeetingVectors {
   char brought[kMeetingRanks][2][kMeetingBytes];
   char reduced[kMeetingBytes];
@@ -280,12 +300,12 @@ struct GenerationPage {
   uint32_t ranks[kArrivalRanks];  // of this host, if there are not more
   Place places[kMaxMembers];      // by rank
   Arrivals arrivals[kArrivalComms];
-  MeetingRoom rooms[kRooms];
+  MeetingRoom rooms[kRooms + 1];
 };
 
 // The page, and behind it the vectors of its rooms.
 constexpr size_t kVectorsBegin = (sizeof(GenerationPage) + 4095) / 4096 * 4096;
-constexpr size_t kGenerationBytes = kVectorsBegin + kRooms * sizeof(MeetingVectors);
+constexpr size_t kGenerationBytes = kVectorsBegin + (kRooms + 1) * sizeof(MeetingVectors);
 inline MeetingVectors* vectors_of(GenerationPage* page, uint32_t room) {
   return reinterpret_cast<MeetingVectors*>(reinterpret_cast<char*>(page) + kVectorsBegin) + room;
 }

@@ -13,10 +13,9 @@ namespace bagua {
 
 namespace {
 
-// Where each rank would read more of all vectors, each reduces a slice for all. Measured with 2 and 4 ranks on two
-// cores: from there on waiting once more costs less than reading.
-constexpr uint64_t kMostRead = 128 << 10;
-constexpr uint64_t kSliceStep = 64;  // elements: slices begin at lines of the cache
+// Where ranks come within so long, letting others of the core run is quicker than sleeping. Where they compute for
+// longer, each turn would take time from them.
+constexpr int64_t kWorthYieldingNs = 150'000;
 
 uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
   return met << 32 | (number << 2 | state);
@@ -26,7 +25,7 @@ uint32_t last_met(uint64_t verdict) {
   return static_cast<uint32_t>(verdict >> 32);
 }
 
-// `one` is a meeting not before `other`: numbers go round.
+// True if `one` is `other` or a later meeting. Numbers wrap around.
 bool not_before(uint32_t one, uint32_t other) {
   return static_cast<int32_t>(one - other) >= 0;
 }
@@ -54,10 +53,11 @@ void copy(char* to, const char* from, uint64_t bytes) {
   if (to != from && bytes > 0) memmove(to, from, bytes);
 }
 
-// Gives way to others, first without sleeping. False: it is time to sleep.
-class Eagerness {
+// Spins or yields a limited number of times. goes_on() is false when it is time to sleep.
+class BeforeSleep {
  public:
-  explicit Eagerness(const MeetingWaits& waits) : spins_(waits.spins), yields_(waits.yields) {}
+  BeforeSleep(const MeetingWaits& waits, int64_t usual_ns)
+      : spins_(waits.spins), yields_(usual_ns < kWorthYieldingNs ? waits.yields : 0) {}
   bool goes_on() {
     if (spins_ > 0) {
       --spins_;
@@ -87,7 +87,7 @@ void sleep(std::atomic<uint32_t>* word, std::atomic<uint32_t>* sleepers, uint32_
 }  // namespace
 
 Meeting::Meeting(Counters* counters, GenerationPage* page, uint32_t room, uint32_t own, uint32_t ranks,
-                 const Waits& waits)
+                 const MeetingWaits& waits)
     : counters_(counters),
       room_(&page->rooms[room]),
       vectors_(vectors_of(page, room)),
@@ -95,7 +95,7 @@ Meeting::Meeting(Counters* counters, GenerationPage* page, uint32_t room, uint32
       ranks_(ranks),
       waits_(waits) {}
 
-bool Meeting::takes(const Descriptor& d) const {
+bool Meeting::accepts(const Descriptor& d) const {
   // The daemon says what is wrong with other calls.
   const auto kind = static_cast<Kind>(d.kind);
   if (d.kind >= static_cast<uint8_t>(Kind::kSend) || d.codec != 0 || d.dtype >= kDTypes) return false;
@@ -113,15 +113,19 @@ Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char
   const MeetingCall call = call_of(descriptor);
   if (ranks_ == 1) {
     *met = true;
-    take(number, call, &src, dst);
+    met_ns_ = now_ns();
+    make_result(number, call, &src, dst);
     return Status::ok();
   }
+  const int64_t came = now_ns();
   const bool contributed = contribute(number, call, src);
   const Status status = await(number, call, contributed, usable, interrupted, met);
+  met_ns_ = now_ns();
+  usual_ns_ += (met_ns_ - came - usual_ns_) / 4;
   if (*met) {
     const char* brought[kMeetingRanks];
     for (uint32_t i = 0; i < ranks_; ++i) brought[i] = vector(i, number);
-    take(number, call, brought, dst);
+    make_result(number, call, brought, dst);
   }
   room_->seats[own_].left.store(number);
   return status;
@@ -145,18 +149,18 @@ bool Meeting::contribute(uint32_t number, const MeetingCall& call, const char* s
 Status Meeting::await(uint32_t number, const MeetingCall& call, bool contributed, const Usable& usable,
                       const Interrupted& interrupted, bool* met) {
   const int64_t patience = contributed ? now_ns() + waits_.patience_ns : 0;
-  Eagerness eager(waits_);
+  BeforeSleep before_sleep(waits_, usual_ns_);
   Status status;
   for (;;) {
     const uint64_t seen = room_->verdict.load();
     if (last_met(seen) == number) {  // maybe long ago: others may have ended later ones since
       *met = true;
-      return Status::ok();
+      return status.code() == Code::kAborted ? status : Status::ok();  // it is done, and the signal is to be heard
     }
     if (decided(seen, number)) return status;
     if (contributed && everybody(number)) {
       decide(seen, number, calls_agree(number, call) ? kMet : kApart);
-    } else if (status && contributed && eager.goes_on()) {
+    } else if (status && contributed && before_sleep.goes_on()) {
       continue;
     } else if (!status || now_ns() >= patience) {
       decide(seen, number, kApart);
@@ -192,13 +196,20 @@ bool Meeting::calls_agree(uint32_t number, const MeetingCall& own) const {
   return true;
 }
 
+void Meeting::stay_away(uint32_t number, const Descriptor& descriptor) {
+  if (ranks_ == 1 || !accepts(descriptor)) return;
+  for (uint64_t seen = room_->verdict.load(); !decided(seen, number); seen = room_->verdict.load()) {
+    decide(seen, number, kApart);
+  }
+}
+
 void Meeting::decide(uint64_t seen, uint32_t number, MeetingState state) {
   const uint64_t verdict = verdict_of(state == kMet ? number : last_met(seen), number, state);
   if (!room_->verdict.compare_exchange_strong(seen, verdict)) return;  // another rank was first
   if (room_->sleepers.load() > 0) futex_wake(futex_word(&room_->verdict));
 }
 
-void Meeting::take(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
+void Meeting::make_result(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
   const int64_t started = now_ns();
   const uint64_t block = bytes_of(call), mine = own_ * block;
   const uint32_t root = static_cast<uint32_t>(call.root);
@@ -211,7 +222,7 @@ void Meeting::take(uint32_t number, const MeetingCall& call, const char* const* 
   };
   switch (static_cast<Kind>(call.kind)) {
     case Kind::kAllReduce:
-      ranks_ > 1 && ranks_* block > kMostRead ? take_slices(number, call, brought, dst) : reduce_from(0);
+      ranks_ > 1 && ranks_* block > kMostRead ? reduce_by_slices(number, call, brought, dst) : reduce_from(0);
       break;
     case Kind::kReduce:
       if (root == own_) reduce_from(0);
@@ -237,11 +248,11 @@ void Meeting::take(uint32_t number, const MeetingCall& call, const char* const* 
     default:
       break;  // a barrier
   }
-  if (own_ == 0) count(call, started);
+  if (own_ == 0) add_to_counters(call, started);
 }
 
 // Each rank writes its slice for all, and takes those of the others. One that does not come is reduced here.
-void Meeting::take_slices(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
+void Meeting::reduce_by_slices(uint32_t number, const MeetingCall& call, const char* const* brought, char* dst) {
   const auto dtype = static_cast<DType>(call.dtype);
   const uint64_t element = dtype_size(dtype);
   const uint64_t share = ((call.count + ranks_ - 1) / ranks_ + kSliceStep - 1) / kSliceStep * kSliceStep;
@@ -271,10 +282,10 @@ void Meeting::take_slices(uint32_t number, const MeetingCall& call, const char* 
 }
 
 bool Meeting::await_slice(uint32_t rank, uint32_t number, int64_t patience) {
-  Eagerness eager(waits_);
+  BeforeSleep before_sleep(waits_, usual_ns_);
   const auto there = [&] { return room_->seats[rank].reduced.load() == number; };  // it goes on when all have left
   while (!there()) {
-    if (eager.goes_on()) continue;
+    if (before_sleep.goes_on()) continue;
     if (now_ns() >= patience) return false;
     const uint32_t seen = room_->slices.load();
     sleep(&room_->slices, &room_->slice_sleepers, seen, patience, [&] { return !there(); });
@@ -282,7 +293,7 @@ bool Meeting::await_slice(uint32_t rank, uint32_t number, int64_t patience) {
   return true;
 }
 
-void Meeting::count(const MeetingCall& call, int64_t started) {
+void Meeting::add_to_counters(const MeetingCall& call, int64_t started) {
   const uint64_t blocks = blocks_of(static_cast<Kind>(call.kind), false, ranks_).src * (ranks_ - 1) +
                           blocks_of(static_cast<Kind>(call.kind), true, ranks_).src;
   counters_->bytes_local.fetch_add(blocks * bytes_of(call), std::memory_order_relaxed);

@@ -50,7 +50,8 @@ Status Mapping::create(size_t bytes, Fd* fd, std::shared_ptr<Mapping>* out, Page
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > SIZE_MAX / 2) return {Code::kInvalid, "a shared-memory size of " + std::to_string(bytes) + " bytes"};
   bytes = (bytes + page - 1) / page * page;
-  // A page that can't be had later is a SIGBUS or the OOM killer: refuse in words now.
+  // A page that can't be had later is a SIGBUS or the OOM killer: refuse in words now. On demand little of a large
+  // mapping is used.
   const Headroom room = memory_headroom();
   if (pages == Pages::kTouched && bytes > room.bytes) {
     return {Code::kResource, std::to_string(bytes >> 20) + " MiB of shared memory asked for, but only " +

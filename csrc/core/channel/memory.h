@@ -10,7 +10,7 @@
 
 namespace bagua {
 
-// Pages of a mapping: all are there at once, or each when it is first written.
+// Pages of a mapping: all are there at once, or each when it is first touched.
 enum class Pages { kTouched, kOnDemand };
 
 // One mapping; unmapped by the destructor. Shared by shared_ptr: an operation in flight keeps its memory mapped

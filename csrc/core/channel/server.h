@@ -38,7 +38,7 @@ class ChannelHandler {
   virtual Status free_segment(int member, uint64_t id) = 0;
   // `ranks`: of the present generation.
   // `generation`: the low half of the number of that in which the process asks. kRegrouped: it has ended.
-  // *room: 1 + the room in which its members meet; 0: there is none.
+  // *room: in which its members meet; 0: they don't.
   virtual Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks,
                          uint32_t* room) = 0;
   virtual Status destroy(int member, uint64_t comm, uint32_t generation) = 0;

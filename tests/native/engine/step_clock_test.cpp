@@ -48,5 +48,16 @@ TEST(one_long_step_is_not_the_median_and_the_old_are_forgotten) {
   EXPECT_EQ(clock.median(), kNsPerMs);
 }
 
+TEST(passes_tell_the_time_of_a_step) {
+  PassClock clock;
+  EXPECT_EQ(clock.look(0, 1000), 0);
+  EXPECT_EQ(clock.look(10, 900'000), 0);  // when the first began is not known
+  EXPECT_EQ(clock.look(20, 902'000), 200);
+  EXPECT_EQ(clock.look(20, 904'000), 200);
+  EXPECT_EQ(clock.look(21, 990'000), 88'000);  // of two
+  EXPECT_EQ(clock.look(31, 992'000), 200);     // a pause is not the median
+  EXPECT_EQ(clock.look(3, 993'000), 200);      // other ranks
+}
+
 }  // namespace
 }  // namespace bagua

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "net/socket.h"
 
 namespace bagua {
@@ -67,6 +68,12 @@ std::shared_ptr<Generation> Engine::lobby() const {
 std::shared_ptr<Generation> Engine::generation_of(int member) const {
   const Lock lock(generation_mutex_);
   return lobby_ != nullptr && lobby_->membership().rank_of(member) >= 0 ? lobby_ : generation_;
+}
+
+int64_t Engine::step_ns() {
+  const std::shared_ptr<Generation> present = generation();
+  const Lock lock(pass_mutex_);
+  return std::max(present->state().step_ns(), pass_clock_.look(present->state().passes(), now_ns()));
 }
 
 std::string Engine::waiting(int64_t longer_than_ns) const {

@@ -19,6 +19,7 @@
 #include "engine/job/succession.h"
 #include "engine/local/job_state.h"
 #include "engine/values/options.h"
+#include "engine/values/step_clock.h"
 
 namespace bagua {
 
@@ -47,7 +48,8 @@ class Engine final : private ChannelHandler {
   std::vector<Event> events() { return job_.events.take(); }
   std::string error() const { return generation()->state().error(); }
   std::string waiting(int64_t longer_than_ns) const;
-  int64_t step_ns() const { return generation()->state().step_ns(); }
+  // How long a training step takes; 0: not known yet. Asked now and then.
+  int64_t step_ns();
   // The job is over, suspended or not.
   void abort(const std::string& reason);
   // This host ends its part. Elastic jobs go on without it, at once; others are over.
@@ -116,6 +118,9 @@ class Engine final : private ChannelHandler {
   Condition plan_may_be_due_;
   Mutex planner_mutex_;
   std::thread planner_ GUARDED_BY(planner_mutex_);
+
+  Mutex pass_mutex_;
+  PassClock pass_clock_ GUARDED_BY(pass_mutex_);
 };
 
 }  // namespace bagua

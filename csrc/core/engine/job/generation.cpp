@@ -30,7 +30,7 @@ Status Generation::open() {
 }
 
 void Generation::prepare(Communicator* comm) {
-  if (comm->room != 0) state_.open_room(comm->room - 1);
+  if (comm->room != 0) state_.open_room(comm->room);
   if (comm->hosts() == 1) return;
   comm->executor = std::make_shared<HostExecutor>(&state_, &network_, comm);
   comm->executor->start();

@@ -86,12 +86,11 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members,
 }
 
 void Registry::give_room(Communicator* comm) {
-  const int ranks = comm->size();
-  if (comm->hosts() > 1 || ranks < 2 || ranks > static_cast<int>(kMeetingRanks)) return;
-  const auto free = std::find(rooms_.begin(), rooms_.end(), false);
+  if (!may_meet(static_cast<size_t>(comm->hosts()), static_cast<size_t>(comm->size()))) return;
+  const auto free = std::find(rooms_.begin() + kWorldRoom, rooms_.end(), false);
   if (free == rooms_.end()) return;
   *free = true;
-  comm->room = static_cast<uint32_t>(free - rooms_.begin()) + 1;
+  comm->room = static_cast<uint32_t>(free - rooms_.begin());
 }
 
 Status Registry::make(int rank, uint32_t id, const std::vector<int>& members, uint32_t* room) {
@@ -125,7 +124,7 @@ Status Registry::destroy(int rank, uint64_t id, Comm* dropped) {
   used->destroyed.insert(rank);
   if (used->destroyed.size() < used->comm->local_ranks().size()) return Status::ok();
   *dropped = std::move(used->comm);
-  if ((*dropped)->room != 0) rooms_[(*dropped)->room - 1] = false;
+  if ((*dropped)->room != 0) rooms_[(*dropped)->room] = false;
   entries.erase(used);
   --count_;
   if (entries.empty()) comms_.erase(found);

@@ -76,8 +76,8 @@ class Registry {
   std::map<uint32_t, std::vector<Entry>> comms_ GUARDED_BY(mutex_);  // of one number: in the order of their making
   size_t count_ GUARDED_BY(mutex_) = 0;                              // entries in all
   std::map<std::pair<uint32_t, std::vector<int>>, uint32_t> incarnations_
-      GUARDED_BY(mutex_);                                // made so far, where more than one host is in
-  std::array<bool, kRooms> rooms_ GUARDED_BY(mutex_){};  // that are in use
+      GUARDED_BY(mutex_);                                    // made so far, where more than one host is in
+  std::array<bool, kRooms + 1> rooms_ GUARDED_BY(mutex_){};  // that are in use
   std::vector<Comm> retired_ GUARDED_BY(mutex_);
   bool closed_ GUARDED_BY(mutex_) = false;
 };

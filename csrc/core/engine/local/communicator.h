@@ -147,8 +147,8 @@ class Communicator {
   std::atomic<bool> awaits_any_{false};
 
  public:
-  // 1 + the room of the generation's page in which its members meet (channel/meeting.h); 0: there is none. Set once,
-  // before anybody can use it.
+  // The room of the generation's page in which its members meet (channel/meeting.h); 0: they don't. Set once, before
+  // anybody can use it.
   uint32_t room = 0;
   // Multi-host communicators: runs what next_collective() and next_between() gave. Set once, before the first push().
   // The last member, so that its thread, which reads the others, ends first.

@@ -48,7 +48,7 @@ class SharedSheet {
   Status open(const Membership& membership, bool elastic);
 
   int descriptor() const { return descriptor_.get(); }
-  // No rank is in this room any more: others may meet there.
+  // Empties a room for a new communicator. No rank may be in it.
   void open_room(uint32_t room);
   // Ranks that wait, or submit something, see it at once.
   void end(GenerationStatus status, const std::string& reason);

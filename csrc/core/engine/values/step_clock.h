@@ -49,4 +49,33 @@ class StepClock {
   ptrdiff_t noted_ = 0;
 };
 
+// A clock for steps that never reach the daemon (channel/meeting.h): it counts the backward passes that ranks have
+// begun. Call look() about once a second.
+class PassClock {
+ public:
+  // Median time of a pass over the last looks that found new ones; 0: not known yet.
+  int64_t look(uint64_t passes, int64_t now_ns) {
+    if (passes == passes_) return median();
+    if (passes_ != 0 && passes > passes_) {  // a program takes its time before the first
+      times_[noted_++ % times_.size()] = (now_ns - at_ns_) / static_cast<int64_t>(passes - passes_);
+    }
+    at_ns_ = now_ns;
+    passes_ = passes;
+    return median();
+  }
+
+ private:
+  int64_t median() const {
+    auto sorted = times_;
+    const auto known = static_cast<ptrdiff_t>(std::min(noted_, times_.size()));
+    std::nth_element(sorted.begin(), sorted.begin() + known / 2, sorted.begin() + known);
+    return known == 0 ? 0 : sorted[static_cast<size_t>(known / 2)];
+  }
+
+  uint64_t passes_ = 0;
+  int64_t at_ns_ = 0;
+  std::array<int64_t, 15> times_{};
+  size_t noted_ = 0;
+};
+
 }  // namespace bagua
