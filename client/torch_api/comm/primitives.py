@@ -27,7 +27,7 @@ from bagua.torch_api.job.statistics import Statistics
 
 
 def barrier(comm: Comm = None) -> None:
-    """Returns when every rank has called it."""
+    """Returns when every rank has called it. Operations of buckets that were begun before may still be under way."""
     communicator_of(comm).barrier()
 
 

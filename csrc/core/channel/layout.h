@@ -123,7 +123,7 @@ constexpr size_t kMeetingBytes = 256 << 10;
 // cores: from there on waiting once more costs less than reading. All ranks cut alike.
 constexpr uint64_t kMostRead = 128 << 10;  // bytes
 constexpr uint64_t kSliceStep = 64;        // elements: slices begin at lines of the cache
-// Whether the members of a communicator on so many hosts may have a room.
+// True if the members of a communicator on so many hosts may have a room.
 constexpr bool may_meet(size_t hosts, size_t ranks) {
   return hosts == 1 && ranks > 1 && ranks <= kMeetingRanks;
 }
@@ -230,7 +230,7 @@ struct MeetingCall {
   uint8_t kind, dtype, op;
 };
 
-// What a rank brought to a meeting; its vector is in MeetingVectors.
+// Contribution of a rank to a meeting; its vector is in MeetingVectors.
 struct Contribution {
   alignas(64) std::atomic<uint32_t> number;  // of the meeting; written after the rest
   MeetingCall call;
