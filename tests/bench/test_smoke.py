@@ -170,6 +170,8 @@ def test_what_a_killed_benchmark_left_goes_with_the_next():
         ("allreduce --emulate 1gbit --nnodes 17", "2 to 16 hosts"),
         ("allreduce --plot x.doc", "--plot x.doc"),
         ("net --systems pigeons", "choose from"),
+        ("allreduce --peers openmpi --nnodes 2", "inside one host: leave --nnodes"),
+        ("allreduce --peers openmpi --dtype bfloat16", "has no bfloat16: choose from float32"),
     ],
 )
 def test_what_can_not_be_is_refused_before_anything_starts(arguments, words):

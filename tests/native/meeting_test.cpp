@@ -103,8 +103,8 @@ TEST(results_of_slices_are_the_kernels) {
   check_results(kMeetingBytes / sizeof(float));
 }
 
-// What rank `rank` of kRanks brings to and gets from an operation on blocks of `count`, if element i of its source is
-// 1000 * rank + i.
+// The result at rank `rank` of kRanks of an operation on blocks of `count`, if element i of each source is
+// 1000 * its rank + i.
 std::vector<float> expected_of(Kind kind, uint32_t root, uint32_t rank, uint64_t count) {
   std::vector<float> found;
   const auto add = [&](uint32_t from, uint64_t begin) {

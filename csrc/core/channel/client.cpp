@@ -162,7 +162,7 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
   if (reply.value > kRooms) return {Code::kCorrupt, "the node daemon's answer names a room that does not exist"};
   const Lock lock(submit_mutex_);
   if (static_cast<uint32_t>(generation()) != request.generation) return left_behind();
-  // What is declared again goes on: its meetings are numbered.
+  // A communicator that is declared again goes on: its meetings are numbered.
   if (groups_.count(comm) == 0) note_members(comm, ranks, static_cast<uint32_t>(reply.value));
   return Status::ok();
 }
@@ -170,7 +170,7 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
 Status ChannelClient::destroy_comm(uint32_t comm) {
   Request request(Message::kDestroyComm, comm);
   request.generation = static_cast<uint32_t>(generation());
-  submit_deferred_if([comm](const Deferred& one) { return one.descriptor.comm == comm; });
+  submit_all_deferred(comm);
   if (comm != 0) {
     if (const std::shared_ptr<Meeting> meeting = meeting_of(comm); meeting != nullptr) meeting->await_end();
     const Lock lock(submit_mutex_);

@@ -2,7 +2,7 @@
 // generation after the other.
 //
 // Thread safety: all methods may be called from any thread. Lock order: request_mutex_, then
-// sheet_mutex_, then the mutex of a meeting, then submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else;
+// sheet_mutex_, then the mutex of a meeting, then submit_mutex_, then areas_mutex_;
 // none but the first two is held while waiting for an operation.
 //
 // client.cpp: the channel, memory and communicators; client_generation.cpp: generations, how they end, and daemons that
@@ -108,7 +108,12 @@ class ChannelClient {
   // kAborted, submit it, as `counted` if *tried is true. One at a time for each communicator: others wait until the
   // ranks have met. `generation`: to which it belongs.
   Status meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst, const Interrupt& interrupt,
-              bool* tried, bool* met, int64_t* met_ns = nullptr);
+              bool* tried, bool* met) {
+    if (getpid() != pid_) return check_usable();  // another thread of the parent may have held the lock
+    submit_all_deferred(descriptor.comm);         // they come first
+    int64_t met_ns = 0;
+    return meet_now(descriptor, generation, src, dst, interrupt, tried, met, &met_ns);
+  }
   // All members of the communicator are ranks of this host; false if it is unknown.
   bool on_one_host(uint32_t comm);
   // Shared memory that holds [data, data + bytes); false: it is ordinary memory.
@@ -153,7 +158,7 @@ class ChannelClient {
     uint64_t submitted = 0;            // collectives of this rank so far
     std::shared_ptr<Meeting> meeting;  // nullptr: its members don't meet
   };
-  // An operation that its rank tries without the daemon when it waits. The slot has the rest.
+  // An operation that its rank tries without the daemon when it waits.
   struct Deferred {
     uint64_t ticket, generation;
     int64_t since_ns;
@@ -199,6 +204,9 @@ class ChannelClient {
   // `room`: see Communicator::room.
   void note_members(uint32_t comm, const std::vector<int>& ranks, uint32_t room) REQUIRES(submit_mutex_);
   std::shared_ptr<Meeting> meeting_of(uint32_t comm);
+  // meet() before those that are deferred. *met_ns: when the ranks had met.
+  Status meet_now(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
+                  const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns);
   // A free slot for it, in this state.
   uint32_t fill_slot(const Descriptor& descriptor, SlotState state, uint64_t* ticket) REQUIRES(submit_mutex_);
   // Puts one into the ring; true if the daemon must be woken for it.
@@ -216,6 +224,8 @@ class ChannelClient {
   Status try_one(const Deferred& deferred, const Interrupt& interrupt);
   // Submits those that are deferred on a communicator; true if the daemon must be woken for them.
   bool submit_deferred(uint32_t comm) REQUIRES(submit_mutex_);
+  // The same, and wakes it.
+  void submit_all_deferred(uint32_t comm);
   // Submits those for which this is true, and all others on their communicators.
   void submit_deferred_if(const std::function<bool(const Deferred&)>& chosen);
   // Submits all that are deferred on the communicator of the operation in this slot, if that one is.

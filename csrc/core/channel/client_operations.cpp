@@ -97,11 +97,8 @@ Status ChannelClient::left_behind() const {
   return {Code::kRegrouped, "this operation began in a generation before " + std::to_string(generation())};
 }
 
-Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
-                           const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns) {
-  if (met_ns == nullptr) {  // another operation comes after those that are deferred
-    submit_deferred_if([&](const Deferred& one) { return one.descriptor.comm == descriptor.comm; });
-  }
+Status ChannelClient::meet_now(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
+                               const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns) {
   const std::shared_ptr<Meeting> meeting = meeting_of(descriptor.comm);
   if (meeting == nullptr || !meeting->accepts(descriptor)) return Status::ok();
   *tried = true;
@@ -123,7 +120,7 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
   // Ranks that always meet would not hear that the daemon was started again.
   if (elastic_.load(std::memory_order_relaxed) && number % kLookForDaemon == 0 && daemon_gone()) return daemon_lost();
   const Status status = meeting->attend(number, descriptor, src, dst, usable, interrupt, met);
-  if (met_ns != nullptr) *met_ns = meeting->met_ns();
+  *met_ns = meeting->met_ns();
   return status;
 }
 
@@ -248,7 +245,7 @@ Status ChannelClient::try_one(const Deferred& deferred, const Interrupt& interru
   bool tried = false, met = false, complete = false;
   int64_t met_ns = 0;
   Status status =
-      meet(deferred.descriptor, deferred.generation, deferred.src, deferred.dst, interrupt, &tried, &met, &met_ns);
+      meet_now(deferred.descriptor, deferred.generation, deferred.src, deferred.dst, interrupt, &tried, &met, &met_ns);
   {
     const Lock lock(submit_mutex_);
     if (met) {
@@ -297,17 +294,26 @@ void ChannelClient::give_up_deferring(uint32_t index) {
   if (complete || sheet()->status.load() != kRunning) ring();
 }
 
-void ChannelClient::submit_deferred_if(const std::function<bool(const Deferred&)>& chosen) {
-  bool any = false;
+void ChannelClient::submit_all_deferred(uint32_t comm) {
+  bool complete = false;
   {
     const Lock lock(submit_mutex_);
-    for (auto found = deferred_.end();; any = true) {
-      found = std::find_if(deferred_.begin(), deferred_.end(), chosen);
-      if (found == deferred_.end()) break;
-      submit_deferred(found->descriptor.comm);
-    }
+    complete = submit_deferred(comm);
   }
-  if (any) ring();
+  if (complete || sheet()->status.load() != kRunning) ring();
+}
+
+void ChannelClient::submit_deferred_if(const std::function<bool(const Deferred&)>& chosen) {
+  for (;;) {
+    uint32_t comm = 0;
+    {
+      const Lock lock(submit_mutex_);
+      const auto found = std::find_if(deferred_.begin(), deferred_.end(), chosen);
+      if (found == deferred_.end()) return;
+      comm = found->descriptor.comm;
+    }
+    submit_all_deferred(comm);
+  }
 }
 
 void ChannelClient::ring() {

@@ -13,8 +13,8 @@ namespace bagua {
 
 namespace {
 
-// Where ranks come within so long, letting others of the core run is quicker than sleeping. Where they compute for
-// longer, each turn would take time from them.
+// A rank yields its core only if ranks have usually come within this time. Where they compute for longer, each yield
+// costs them time.
 constexpr int64_t kWorthYieldingNs = 150'000;
 
 uint64_t verdict_of(uint64_t met, uint32_t number, MeetingState state) {
@@ -222,7 +222,11 @@ void Meeting::make_result(uint32_t number, const MeetingCall& call, const char* 
   };
   switch (static_cast<Kind>(call.kind)) {
     case Kind::kAllReduce:
-      ranks_ > 1 && ranks_* block > kMostRead ? reduce_by_slices(number, call, brought, dst) : reduce_from(0);
+      if (ranks_ > 1 && ranks_ * block > kMostRead) {
+        reduce_by_slices(number, call, brought, dst);
+      } else {
+        reduce_from(0);
+      }
       break;
     case Kind::kReduce:
       if (root == own_) reduce_from(0);

@@ -52,7 +52,7 @@ class Meeting {
 
   // Wakes the ranks that wait in any room: they ask whether it is still usable.
   static void disturb(GenerationPage* page);
-  // Whether operations like this one are done in meetings: every rank of the communicator answers alike.
+  // True if operations like this one are done in meetings. Every rank of the communicator answers alike.
   bool accepts(const Descriptor& descriptor) const;
 
   // Waits for the others; *met: dst has the result. Otherwise the operation goes to the daemon. `usable` and
@@ -72,7 +72,7 @@ class Meeting {
   void await_end() {
     if (thread.load(std::memory_order_relaxed) != this_thread()) const Lock nobody(mutex);
   }
-  // When the ranks had met, of the last meeting in which they did.
+  // When this rank knew the end of its last meeting.
   int64_t met_ns() const { return met_ns_; }
   // An address that no other thread has.
   static const void* this_thread() {
