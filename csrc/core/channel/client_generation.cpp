@@ -61,6 +61,7 @@ Status ChannelClient::begin(int page) {
   std::vector<int> local;
   const uint32_t here = sheet.local_ranks;
   for (uint32_t i = 0; i < here && here <= kArrivalRanks; ++i) local.push_back(static_cast<int>(sheet.ranks[i]));
+  const Lock lock(submit_mutex_);
   if (joins) {
     sheet_memory_ = std::move(memory);
     // A spinning waiter must not take a core from the one who works for it: every rank, and a helper for each.
@@ -74,7 +75,6 @@ Status ChannelClient::begin(int page) {
   } else if (Status status = sheet_memory_->replace(page, Pages::kOnDemand); !status) {
     return status;
   }
-  const Lock lock(submit_mutex_);
   local_ranks_ = std::move(local);
   groups_.clear();
   view_ = std::move(view);

@@ -102,13 +102,13 @@ Status ChannelClient::meet_now(const Descriptor& descriptor, uint64_t generation
   const std::shared_ptr<Meeting> meeting = meeting_of(descriptor.comm);
   if (meeting == nullptr || !meeting->accepts(descriptor)) return Status::ok();
   *tried = true;
-  if (Status status = check_usable(); !status) return status;
   if (meeting->thread.load(std::memory_order_relaxed) == Meeting::this_thread()) {
     return {Code::kInvalid,
             "a signal handler called a collective operation while its thread is in another one of communicator " +
                 std::to_string(descriptor.comm) + ": note the signal, and call it after that one"};
   }
   const ReaderLock same_page(sheet_mutex_);
+  if (Status status = check_usable(); !status) return status;
   const Lock one(meeting->mutex);
   const Note noted(&meeting->thread, Meeting::this_thread());
   if (generation != this->generation()) return left_behind();
@@ -295,12 +295,12 @@ void ChannelClient::give_up_deferring(uint32_t index) {
 }
 
 void ChannelClient::submit_all_deferred(uint32_t comm) {
-  bool complete = false;
   {
     const Lock lock(submit_mutex_);
-    complete = submit_deferred(comm);
+    if (!defers_any(comm)) return;
+    if (!submit_deferred(comm) && sheet()->status.load() == kRunning) return;
   }
-  if (complete || sheet()->status.load() != kRunning) ring();
+  ring();
 }
 
 void ChannelClient::submit_deferred_if(const std::function<bool(const Deferred&)>& chosen) {
