@@ -258,8 +258,7 @@ class Rank:
         once.
 
         ``defer``: the caller waits for it next, with nothing in between. A small all-reduce inside a host is then done
-        by the ranks without the daemon. ``fenced`` is not looked at: nothing may be under way before it on its
-        communicator but deferred operations."""
+        by the ranks without the daemon, if the daemon does nothing else for the communicator."""
     def flags(self, comm: int, values: int, place: tuple[int, int]) -> Flags:
         """``values``: address of three int32 in shared memory, at ``place``."""
     def send_flags(self, flags: Flags, generation: int = 0) -> None:

@@ -181,6 +181,44 @@ TEST(small_ones_need_no_daemon) {
   EXPECT_EQ(job.engine(0).error(), std::string());
 }
 
+// A small collective is done when those before it on its communicator are, though the daemon has these.
+TEST(a_barrier_comes_behind_what_the_daemon_works_at) {
+  Job job({{0, 1}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
+    ChannelClient::Allocation shared;
+    CHECK_OK(client->alloc(32 * kMiB, &shared));
+    Descriptor large{};
+    large.kind = static_cast<uint8_t>(Kind::kAllReduce);
+    large.count = 8 * kMiB;
+    large.src_segment = large.dst_segment = static_cast<uint32_t>(shared.id);
+    for (int turn = 0; turn < 4; ++turn) {
+      uint64_t ticket = 0;
+      if (turn % 2 == rank) usleep(20'000);  // one is ahead
+      CHECK_OK(client->submit(large, &ticket));
+      CHECK_OK(run(client, pool, request(Kind::kBarrier, 0, nullptr, nullptr)));
+      bool done = false;
+      CHECK_OK(client->done(ticket, &done));
+      CHECK(done);
+      ChannelClient::Times times;
+      CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
+    }
+    Descriptor small = large;  // one rank has often seen the end of these, and the other one has not
+    small.count = 16;
+    for (int turn = 0; turn < 300; ++turn) {
+      uint64_t ticket = 0;
+      ChannelClient::Times times;
+      CHECK_OK(client->submit(small, &ticket));
+      if (turn % 3 == rank) CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
+      std::vector<float> data(17);
+      for (uint64_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+      CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+      check_sum(data.data(), data.size(), 2);
+      if (turn % 3 != rank) CHECK_OK(client->wait(ticket, now_ns() + 60 * kNsPerS, nullptr, &times));
+    }
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
 // Ranks take turns at being ahead by several operations.
 TEST(ranks_ahead_of_others) {
   Job job({{0, 1, 2}}, 512 << 10);

@@ -156,6 +156,7 @@ class ChannelClient {
     uint32_t own = 0;                  // position of this rank among the host's
     std::vector<uint32_t> others;      // and of the other local members
     uint64_t submitted = 0;            // collectives of this rank so far
+    uint64_t last_ticket = 0;          // of the last collective that went to the daemon
     std::shared_ptr<Meeting> meeting;  // nullptr: its members don't meet
   };
   // An operation that its rank tries without the daemon when it waits.
@@ -204,6 +205,10 @@ class ChannelClient {
   // `room`: see Communicator::room.
   void note_members(uint32_t comm, const std::vector<int>& ranks, uint32_t room) REQUIRES(submit_mutex_);
   std::shared_ptr<Meeting> meeting_of(uint32_t comm);
+  // The last collective of this communicator that went to the daemon is not over, so the next one goes there too, and
+  // comes behind it: inside a host the daemon does them one after the other. Ranks that see the end at different times
+  // all go there: see Meeting::stay_away().
+  bool daemon_works_for(uint32_t comm) REQUIRES(submit_mutex_);
   // meet() before those that are deferred. *met_ns: when the ranks had met.
   Status meet_now(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
                   const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns);
@@ -277,7 +282,8 @@ class ChannelClient {
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
   std::vector<Deferred> deferred_ GUARDED_BY(submit_mutex_);
 
-  SharedMutex sheet_mutex_;  // read while ranks meet, written when a page takes the place of another
+  // Read while ranks meet. Written, with submit_mutex_ too, when a page takes the place of another.
+  SharedMutex sheet_mutex_;
 
   std::thread* fence_watch_ = nullptr;  // not freed in a forked child, which has no such thread
   std::atomic<uint32_t> closing_{0};    // its futex word

@@ -76,6 +76,15 @@ std::shared_ptr<Meeting> ChannelClient::meeting_of(uint32_t comm) {
   return found == groups_.end() ? nullptr : found->second.meeting;
 }
 
+bool ChannelClient::daemon_works_for(uint32_t comm) {
+  const auto found = groups_.find(comm);
+  if (found == groups_.end()) return false;
+  const uint64_t last = found->second.last_ticket;
+  const auto index = static_cast<uint32_t>(last % kSlots);
+  return last != 0 && tickets_[index] == last &&
+         !is_over(channel()->slots[index].state.load(std::memory_order_acquire));
+}
+
 bool ChannelClient::on_one_host(uint32_t comm) {
   const Lock lock(submit_mutex_);
   const auto found = groups_.find(comm);
@@ -101,12 +110,16 @@ Status ChannelClient::meet_now(const Descriptor& descriptor, uint64_t generation
                                const Interrupt& interrupt, bool* tried, bool* met, int64_t* met_ns) {
   const std::shared_ptr<Meeting> meeting = meeting_of(descriptor.comm);
   if (meeting == nullptr || !meeting->accepts(descriptor)) return Status::ok();
-  *tried = true;
   if (meeting->thread.load(std::memory_order_relaxed) == Meeting::this_thread()) {
     return {Code::kInvalid,
             "a signal handler called a collective operation while its thread is in another one of communicator " +
                 std::to_string(descriptor.comm) + ": note the signal, and call it after that one"};
   }
+  {
+    const Lock lock(submit_mutex_);
+    if (daemon_works_for(descriptor.comm)) return Status::ok();
+  }
+  *tried = true;
   const ReaderLock same_page(sheet_mutex_);
   if (Status status = check_usable(); !status) return status;
   const Lock one(meeting->mutex);
@@ -146,6 +159,7 @@ bool ChannelClient::hand_over(uint32_t index, bool counted) {
   const auto found = groups_.find(descriptor.comm);
   if (!matched(descriptor) || found == groups_.end()) return true;
   Group* const group = &found->second;
+  group->last_ticket = tickets_[index];
   if (!counted && group->meeting != nullptr) group->meeting->stay_away(++group->meeting->calls, descriptor);
   return completes(descriptor.comm, group);
 }
@@ -153,7 +167,6 @@ bool ChannelClient::hand_over(uint32_t index, bool counted) {
 Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets,
                              const Submission& how) {
   if (Status status = check_usable(); !status) return status;
-  bool complete = false;
   {
     const Lock lock(submit_mutex_);
     if (how.generation != 0 && how.generation != generation()) return left_behind();
@@ -163,12 +176,13 @@ Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptor
                                    " operations have been submitted and not been waited for: wait for the older ones"};
     }
     if (defer(descriptors, tickets, how)) return Status::ok();
+    bool complete = false;
     if (descriptors.size() > 0) complete = submit_deferred((*descriptors.begin())->comm);  // they come first
     for (const Descriptor* descriptor : descriptors) {
       complete |= hand_over(fill_slot(*descriptor, kSubmitted, tickets++), how.counted);
     }
+    if (!complete && sheet()->status.load() == kRunning) return Status::ok();
   }
-  if (!complete && sheet()->status.load() == kRunning) return Status::ok();
   if (how.ring != nullptr) {
     *how.ring = true;
   } else {
@@ -199,6 +213,7 @@ bool ChannelClient::defer(std::initializer_list<const Descriptor*> descriptors, 
 bool ChannelClient::may_defer(const Descriptor& d, Deferred* out) {
   const auto found = groups_.find(d.comm);
   if (found == groups_.end() || found->second.meeting == nullptr || !found->second.meeting->accepts(d)) return false;
+  if (daemon_works_for(d.comm)) return false;
   if (static_cast<Kind>(d.kind) != Kind::kAllReduce) return false;  // others may read or write nothing on some ranks
   const uint64_t bytes = d.count * dtype_size(static_cast<DType>(d.dtype));
   out->src = address_of(d.src_segment, d.src_offset, bytes);
@@ -261,8 +276,9 @@ Status ChannelClient::try_one(const Deferred& deferred, const Interrupt& interru
       if (present) complete = hand_over(index, tried);
       complete |= submit_deferred(deferred.descriptor.comm);
     }
+    if (!complete && sheet()->status.load() == kRunning) return status;
   }
-  if (complete || sheet()->status.load() != kRunning) ring();
+  ring();
   return status;
 }
 
@@ -284,14 +300,13 @@ bool ChannelClient::submit_deferred(uint32_t comm) {
 
 void ChannelClient::give_up_deferring(uint32_t index) {
   if (getpid() != pid_) return;
-  bool complete = false;
   {
     const Lock lock(submit_mutex_);
     const Slot& slot = channel()->slots[index];
     if (slot.state.load(std::memory_order_relaxed) != kDeferred) return;
-    complete = submit_deferred(slot.descriptor.comm);
+    if (!submit_deferred(slot.descriptor.comm) && sheet()->status.load() == kRunning) return;
   }
-  if (complete || sheet()->status.load() != kRunning) ring();
+  ring();
 }
 
 void ChannelClient::submit_all_deferred(uint32_t comm) {

@@ -7,7 +7,8 @@
 //
 // A rank that has waited for MeetingWaits::patience_ns ends the meeting for all ranks, and so does a rank that sees
 // that the calls differ. All then submit the operation to the daemon, which waits, compares the calls, and names the
-// rank that is missing or wrong. A meeting is named by the number of the collective on the communicator, so ranks that
+// rank that is missing or wrong. A rank whose earlier operations the daemon still works at submits at once, and tells
+// the others by stay_away(). A meeting is named by the number of the collective on the communicator, so ranks that
 // took different ways are together again at the next one.
 //
 // MeetingRoom::verdict moves from one meeting to a later one by compare-and-swap: to kMet by a rank that sees the
