@@ -121,7 +121,7 @@ Status Meeting::attend(uint32_t number, const Descriptor& descriptor, const char
   const bool contributed = contribute(number, call, src);
   const Status status = await(number, call, contributed, usable, interrupted, met);
   met_ns_ = now_ns();
-  usual_ns_ += (met_ns_ - came - usual_ns_) / 4;
+  usual_ns_ += (std::min(met_ns_ - came, 2 * kWorthYieldingNs) - usual_ns_) / 4;  // one late rank changes little
   if (*met) {
     const char* brought[kMeetingRanks];
     for (uint32_t i = 0; i < ranks_; ++i) brought[i] = vector(i, number);
