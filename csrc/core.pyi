@@ -174,6 +174,24 @@ class PendingTransfer:
         """Goes on with it; True when it is over. Raises CoreError."""
 
 @final
+class Call:
+    """One kind of operation for ``Rank.transfer``, without its size and place. It may be used again and again."""
+
+    def __init__(
+        self,
+        *,
+        kind: int,
+        dtype: int,
+        op: int = 0,
+        root: int = -1,
+        src_rows: int = 1,  # src holds so many times count elements
+        dst_rows: int = 1,
+        together: bool = False,  # src and dst may share a place in shared memory, and do if there is no dst
+        codec: int = 0,
+        density: int = 0,
+    ) -> None: ...
+
+@final
 class Rank:
     """A rank's end of the channel to its daemon. It lives in the training process. Thread-safe."""
 
@@ -266,20 +284,12 @@ class Rank:
 
     def transfer(
         self,
+        call: Call,
         comm: int,
-        kind: int,
-        dtype: int,
-        op: int,
-        root: int,
         count: int,  # elements of one row
         src: int,  # address; 0: this rank gives nothing
-        src_rows: int,  # src holds so many times count elements
         dst: int,  # address; 0: this rank gets nothing. May be src
-        dst_rows: int,
-        together: bool,  # src and dst may share a place in shared memory, and do if there is no dst
         shape: Sequence[int],
-        codec: int,
-        density: int,
         timeout_s: float,
         generation: int,
         /,

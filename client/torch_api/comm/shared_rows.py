@@ -123,11 +123,8 @@ class SharedRows:
         begin = self._me * width
         own = array("q", (mine.segment, mine.nbytes, memory.freed, memory.dtypes[dtype], *numbers))
         words.given[begin : begin + width] = own
-        kind, number = connection.kinds["allreduce"], connection.dtypes["int64"]
-        given, found = words.places
-        connection.transfer(
-            self._group.id, kind, number, SUM, -1, n * width, given, 1, found, 1, True, (n, width), 0, 0
-        )
+        call = connection.call("allreduce", "int64", SUM, -1, 1, 1, True)
+        connection.transfer(call, self._group.id, n * width, *words.places, (n, width))
         every = words.found.tolist()
         self._offers = [every[at : at + width] for at in range(0, n * width, width)]
         dtypes = every[WORDS - 1 :: width]  # one word of each rank: rows of another dtype would be read as garbage

@@ -136,35 +136,22 @@ def transfer(
     """
     connection = session.connection
     tensor = send if send is not None else recv
-    if tensor is None:
-        dtype, shape = 0, torch.Size()
-    else:
-        dtype, shape = connection.dtypes[DTYPES[tensor.dtype]], tensor.shape
+    assert tensor is not None
+    dtype = DTYPES[tensor.dtype]
     # The core reads elements in a row as they lie in memory.
     source = None if send is None else send if _plain(send) else send.detach().clone(memory_format=CONTIGUOUS)
     target = source if recv is send else recv
     if recv is not None and not _plain(recv):
         target = torch.empty(recv.shape, dtype=recv.dtype, device=recv.device) if recv is not send else source
-    if tensor is not None and PORT.cuda.holds(tensor):
-        words = Operation(comm=0, dtype=dtype, count=count, op=op, root=root)
+    if PORT.cuda.holds(tensor):
+        words = Operation(comm=0, dtype=connection.dtypes[dtype], count=count, op=op, root=root)
         _on_device(session, kind, words, source, target, comm, together, codec)
     else:
-        connection.transfer(
-            comm.id,
-            connection.kinds[kind],
-            dtype,
-            op,
-            root,
-            count,
-            0 if source is None else source.data_ptr(),
-            send_rows,
-            0 if target is None else target.data_ptr(),
-            recv_rows,
-            together,
-            shape,
-            0 if codec is None else connection.codecs[codec.name],
-            0 if codec is None else codec.density_units,
-        )
+        encoding = () if codec is None else (codec.name, codec.density_units)
+        call = connection.call(kind, dtype, op, root, send_rows, recv_rows, together, *encoding)
+        give = 0 if source is None else source.data_ptr()
+        take = give if target is source else 0 if target is None else target.data_ptr()
+        connection.transfer(call, comm.id, count, give, take, tensor.shape)
     if recv is None:
         return
     if target is not recv:

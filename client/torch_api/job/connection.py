@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -153,10 +154,44 @@ def load_core() -> Any:
 
 class ThreadLimits(threading.local):
     """Limits of one thread's operations. ``generation``: the one to which they belong; None: the newest that has
-    settled. ``patience``: seconds until one raises."""
+    settled. ``patience``: seconds until one raises. ``first_warning_s``: until a wait is logged."""
 
     generation: int | None = None
     patience = math.inf
+
+    def __init__(self, first_warning_s: float) -> None:
+        self.first_warning_s = first_warning_s
+
+
+def maker_of_calls(module: Any) -> Callable[..., core.Call]:
+    """Returns a function that makes the core's calls, and remembers them: programs repeat a few."""
+
+    @functools.lru_cache(maxsize=1024)
+    def call(
+        kind: str,
+        dtype: str,
+        op: int = 0,
+        root: int = -1,
+        send_rows: int = 1,
+        recv_rows: int = 1,
+        together: bool = False,
+        codec: str | None = None,
+        density: int = 0,
+    ) -> core.Call:
+        made: core.Call = module.Call(
+            kind=module.KINDS[kind],
+            dtype=module.DTYPES[dtype],
+            op=op,
+            root=root,
+            src_rows=send_rows,
+            dst_rows=recv_rows,
+            together=together,
+            codec=0 if codec is None else module.CODECS[codec],
+            density=density,
+        )
+        return made
+
+    return call
 
 
 class HostConnection:
@@ -175,6 +210,7 @@ class HostConnection:
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES
         self.codecs: Mapping[str, int] = module.CODECS
+        self.call = maker_of_calls(module)
         self._describe_waits = describe_waits
         self._wait_limit_s = environment.get_wait_timeout()
         self._first_warning_s = min(FIRST_WARNING_S, self._wait_limit_s)
@@ -190,7 +226,7 @@ class HostConnection:
             )
             view = self._rank.view()
         self.settled: int = view["generation"]
-        self._thread = ThreadLimits()
+        self._thread = ThreadLimits(self._first_warning_s)
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
         self._island_size = environment.get_island_size()
@@ -352,17 +388,16 @@ class HostConnection:
         self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1, comm: int = 0
     ) -> None:
         """One operation on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
-        number, together = self.dtypes["uint8"], bool(src)
-        self.transfer(comm, self.kinds[kind], number, op, root, count, src, 1, dst, 1, together, (count,), 0, 0)
+        call = self.call(kind, "uint8", op, root, 1, 1, bool(src))
+        self.transfer(call, comm, count, src, dst, (count,))
 
-    def transfer(self, *request: Any) -> None:
-        """One operation on tensors at any address, from submission to the end: the arguments of the core's
-        ``Rank.transfer`` but the last two. Long waits are logged as those of ``wait``."""
+    def transfer(self, call: core.Call, comm: int, count: int, src: int, dst: int, shape: Sequence[int]) -> None:
+        """One operation on tensors at any address, from submission to the end: see the core's ``Rank.transfer``. Long
+        waits are logged as those of ``wait``."""
         try:
-            waited = self.first_warning_s
-            # The usual case is one call of the core: it is over before the first warning. Named arguments would take as
-            # long as a small operation.
-            pending = self._rank.transfer(*(*request, waited, self._generation()))
+            waited = self._thread.first_warning_s
+            # The usual case is one call of the core: it is over before the first warning.
+            pending = self._rank.transfer(call, comm, count, src, dst, shape, waited, self._generation())
             if pending is not None:
                 self._wait_on(pending.wait, waited)
         except self._error as error:
@@ -372,16 +407,16 @@ class HostConnection:
     def patience(self, seconds: float) -> Iterator[None]:
         """Operations of this thread in its block raise CommunicationError after so many seconds: they may wait for a
         process that never started, and nobody can see that die."""
-        self._thread.patience = seconds
+        self._thread.patience, self._thread.first_warning_s = seconds, min(self._first_warning_s, seconds)
         try:
             yield
         finally:
-            self._thread.patience = math.inf
+            self._thread.patience, self._thread.first_warning_s = math.inf, self._first_warning_s
 
     @property
     def first_warning_s(self) -> float:
         """Seconds after which ``go_on`` is to be asked for the first time."""
-        return min(self._first_warning_s, self._thread.patience)
+        return self._thread.first_warning_s
 
     def go_on(self, waited: float, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.

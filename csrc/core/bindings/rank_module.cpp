@@ -67,6 +67,22 @@ struct Flags {
 };
 using Told = std::tuple<int32_t, int32_t, int32_t>;
 
+TransferRequest call(uint8_t kind, uint8_t dtype, uint8_t op, int root, uint64_t src_rows, uint64_t dst_rows,
+                     bool together, uint8_t codec, uint16_t density) {
+  if (dtype >= kDTypes) throw py::value_error("unknown dtype");
+  TransferRequest made;
+  made.descriptor.kind = kind;
+  made.descriptor.dtype = dtype;
+  made.descriptor.op = op;
+  made.descriptor.root = root;
+  made.descriptor.codec = codec;
+  made.descriptor.density = density;
+  made.src_rows = src_rows;
+  made.dst_rows = dst_rows;
+  made.together = together;
+  return made;
+}
+
 // A transfer that takes long.
 struct PendingTransfer {
   std::unique_ptr<Transfer> transfer;
@@ -184,29 +200,17 @@ class Rank {
   }
 
   // One operation on tensors at any address; nullptr: it is over.
-  std::unique_ptr<PendingTransfer> transfer(uint32_t comm, uint8_t kind, uint8_t dtype, uint8_t op, int root,
-                                            uint64_t count, uintptr_t src, uint64_t src_rows, uintptr_t dst,
-                                            uint64_t dst_rows, bool together, const std::vector<int64_t>& shape,
-                                            uint8_t codec, uint16_t density, double timeout_s, uint64_t generation) {
-    if (dtype >= kDTypes) throw py::value_error("unknown dtype");
-    TransferRequest request;
-    request.descriptor.kind = kind;
-    request.descriptor.dtype = dtype;
-    request.descriptor.op = op;
+  std::unique_ptr<PendingTransfer> transfer(TransferRequest request, uint32_t comm, uint64_t count, uintptr_t src,
+                                            uintptr_t dst, const std::vector<int64_t>& shape, double timeout_s,
+                                            uint64_t generation) {
     request.descriptor.comm = comm;
     request.descriptor.count = count;
-    request.descriptor.root = root;
-    request.descriptor.codec = codec;
-    request.descriptor.density = density;
     if (shape.size() <= kMaxDims) {
       request.descriptor.ndim = static_cast<uint8_t>(shape.size());
       std::copy(shape.begin(), shape.end(), request.descriptor.dims);
     }
     request.src = reinterpret_cast<const char*>(src);
-    request.src_rows = src_rows;
     request.dst = reinterpret_cast<char*>(dst);
-    request.dst_rows = dst_rows;
-    request.together = together;
     request.generation = generation;
     auto pending = std::make_unique<PendingTransfer>();
     pending->transfer = std::make_unique<Transfer>(client_.get(), stages_.get(), request);
@@ -278,6 +282,10 @@ void bind_rank(py::module_* module) {
   bind_segment(module);
   using Release = py::call_guard<py::gil_scoped_release>;
   const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
+  py::class_<TransferRequest>(*module, "Call")
+      .def(py::init(&call), py::kw_only(), py::arg("kind"), py::arg("dtype"), py::arg("op") = 0, py::arg("root") = -1,
+           py::arg("src_rows") = 1, py::arg("dst_rows") = 1, py::arg("together") = false, py::arg("codec") = 0,
+           py::arg("density") = 0);
   py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
   py::class_<Flags>(*module, "Flags").def_readwrite("given", &Flags::given).def_readwrite("ticket", &Flags::ticket);
   py::class_<Rank>(*module, "Rank")
