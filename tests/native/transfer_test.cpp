@@ -302,6 +302,37 @@ TEST(ranks_meet_on_every_communicator_inside_the_host) {
   EXPECT(job.engine(0).counters().ops.load() >= 2 * (20 + 21 + 22) + 1);
 }
 
+// Communicators that have got no room, and those with too many ranks, are the daemon's.
+TEST(more_communicators_than_rooms) {
+  constexpr uint32_t kComms = kRooms + 3;
+  Job job({{0, 1}}, 512 << 10);
+  job.each(staged([](int rank, ChannelClient* client, StagePool* pool) {
+    for (uint32_t comm = 1; comm <= kComms; ++comm) CHECK_OK(client->create_comm(comm, {0, 1}, 10 * kNsPerS));
+    for (uint32_t turn = 0; turn < 3 * kComms; ++turn) {
+      std::vector<float> data(17);
+      for (uint64_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+      TransferRequest sum = request(Kind::kAllReduce, data.size(), data.data(), data.data());
+      sum.descriptor.comm = 1 + turn % kComms;
+      CHECK_OK(run(client, pool, sum));
+      check_sum(data.data(), data.size(), 2);
+    }
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
+TEST(more_ranks_than_meet) {
+  std::vector<int> ranks(kMeetingRanks + 1);
+  for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+  Job job({ranks}, 512 << 10);
+  job.each(staged([&ranks](int rank, ChannelClient* client, StagePool* pool) {
+    std::vector<float> data(17);
+    for (uint64_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+    CHECK_OK(run(client, pool, request(Kind::kAllReduce, data.size(), data.data(), data.data())));
+    check_sum(data.data(), data.size(), static_cast<int>(ranks.size()));
+  }));
+  EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
 // Two vectors of 8 floats in shared memory, which are summed up in place.
 struct Deferred {
   using Defer = ChannelClient::Submission::Defer;
