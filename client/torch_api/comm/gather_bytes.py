@@ -29,8 +29,8 @@ def gather_rows(session: Session, data: bytes) -> list[bytes]:
 
 
 def gather_texts(session: Session, texts: Sequence[bytes]) -> list[list[bytes]]:
-    """The texts of every rank, as many on each. All tell the digests of theirs; of texts that are equal one rank sends
-    its own, so that little travels where many ranks say the same."""
+    """The texts of every rank, as many on each. All tell the short ones, and digests of the others. Of long texts that
+    are equal one rank sends its own, so that little travels where many ranks say the same."""
     mine = b"".join(map(_key, texts))
     rows = gather_rows(session, mine)
     found: list[list[bytes]] = [[] for _ in rows]
@@ -41,42 +41,48 @@ def gather_texts(session: Session, texts: Sequence[bytes]) -> list[list[bytes]]:
     return found
 
 
-_KEY_BYTES = 24
+_KEY_BYTES, _LENGTH_BYTES = 64, 4
+SHORT = _KEY_BYTES - _LENGTH_BYTES  # bytes
 
 
 def _key(text: bytes) -> bytes:  # the length, so that receivers have room
-    return hashlib.blake2b(text, digest_size=16).digest() + len(text).to_bytes(8, "little")
+    words = text if len(text) <= SHORT else hashlib.blake2b(text, digest_size=16).digest()
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + words.ljust(SHORT, b"\0")
 
 
 def _gather_column(session: Session, column: Sequence[bytes], text: bytes) -> list[bytes]:
-    lengths = [int.from_bytes(key[16:], "little") for key in column]
-    senders = senders_of(column)
+    lengths = [int.from_bytes(key[:_LENGTH_BYTES], "little") for key in column]
+    known = {
+        key: key[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        for key, length in zip(column, lengths, strict=True)
+        if length <= SHORT
+    }
+    senders = senders_of([None if key in known else key for key in column])
     if senders is None:
         # All send at once: that many broadcasts would cost more.
         rows = gather_rows(session, text.ljust(max(lengths), b"\0"))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
-    known = {column[rank]: _broadcast_known(session, text, rank, lengths[rank]) for rank in senders}
+    known |= {column[rank]: _broadcast_known(session, text, rank, lengths[rank]) for rank in senders}
     return [known[key] for key in column]
 
 
 MOST_SENDERS = 8
 
 
-def senders_of(keys: Sequence[bytes]) -> list[int] | None:
-    """The first rank of each key. None if there are so many that all send at once."""
-    first = {key: rank for rank, key in reversed(list(enumerate(keys)))}  # reversed: the first rank stays
+def senders_of(keys: Sequence[bytes | None]) -> list[int] | None:
+    """The first rank of each key; None has no sender. Returns None if there are so many that all send at once."""
+    first = {key: rank for rank, key in reversed(list(enumerate(keys))) if key is not None}  # the first rank stays
     return sorted(first.values()) if len(first) <= MOST_SENDERS else None
 
 
 def _broadcast_known(session: Session, text: bytes, root: int, length: int) -> bytes:
-    """The bytes of rank ``root``, whose number all know; others pass anything."""
+    """The bytes of rank ``root``, whose number all know: more than 0. Others pass anything."""
     world = whole_generation(session)
     gives = world.rank() == root
     held = bytearray(text) if gives else bytearray(length)
-    if length:
-        tensor = torch.frombuffer(held, dtype=torch.uint8)
-        give, take = (tensor, None) if gives else (None, tensor)
-        transfer(session, "broadcast", give, take, length, world, root=root, together=gives)
+    tensor = torch.frombuffer(held, dtype=torch.uint8)
+    give, take = (tensor, None) if gives else (None, tensor)
+    transfer(session, "broadcast", give, take, length, world, root=root, together=gives)
     return bytes(held)
 
 
