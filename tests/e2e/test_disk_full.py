@@ -53,6 +53,8 @@ def test_a_full_disk_is_told_in_words_and_nothing_is_lost(disk, sandbox, idle_se
     go = sandbox.folder / "go"
     job_id = service.submit(sandbox.script("wait.py", WAITER), go)
     pid = service.wait_for_state(job_id, ["running"], within=60)["ranks"][0]["pid"]
+    # The state is "running" before the rank has printed, and a full disk takes no line.
+    sandbox.wait_until(lambda: service.call("job", "logs", job_id).out == "waiting\n", 60)
     filler = fill(disk)
 
     refused = service.call("job", "submit", "other.py")
