@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMES = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
-NEED_FEEDBACK = frozenset({"int4", "onebit", "topk"})  # these lose too much without it
+NAMES = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "int2", "onebit", "topk")
+NEED_FEEDBACK = frozenset({"int4", "int2", "onebit", "topk"})  # these lose too much without it
 DEFAULT_DENSITY = 0.01
 _DENSITY_UNITS = 1 << 16
 
@@ -33,6 +33,7 @@ class Codec:
     fp8_e5m2  1/4    the same, less precise, more range         they differ even more
     minmax8   1/4    one of 256 levels from minimum to maximum  the network is the limit: try this first
     int4      1/8    one of 15 levels, symmetric                the network is slow
+    int2      1/16   its sign times one of two magnitudes       differences of weights travel over a slow network
     onebit    1/32   its sign times the mean magnitude          the network is very slow
     topk      1.5 d  x if among the largest, else 0             few elements matter
     ========  =====  =========================================  ==================================================
@@ -40,8 +41,8 @@ class Codec:
     Args:
         name: One of the above, or "none": float32 as it is.
         density: topk alone: the share d of elements that travel, in (0, 1]; 0.01 by default.
-        error_feedback: Whether what encoding lost is added in the next step. Default: True for int4, onebit and topk,
-            which lose too much without it, False for the others.
+        error_feedback: True adds to the next step what encoding lost. Default: True for int4, int2, onebit and
+            topk, which lose too much without it, False for the others.
 
     Raises ValueError for a name or a value that can't be, TypeError for one of the wrong type.
     """

@@ -69,8 +69,11 @@ def compress(
     another backend than "bagua", hosts with different numbers of ranks, and ranks that called this with other codecs.
     """
     codecs = Codec.of(gather), Codec.of(reduce)
-    if codecs[0] is not None and codecs[0].name in ("onebit", "topk") and not codecs[0].error_feedback:
-        raise ValueError(f"gather: {codecs[0].name!r} loses nearly all of a weight without error feedback. [BG303]")
+    if codecs[0] is not None and codecs[0].name in ("int2", "onebit", "topk") and not codecs[0].error_feedback:
+        raise ValueError(
+            f"gather: {codecs[0].name!r} is too coarse for weights without error feedback: leave error_feedback=False "
+            "out. [BG303]"
+        )
     found = set(fsdp_units(model))
     units = {name: unit for name, unit in model.named_modules() if unit in found}
     if not units:

@@ -18,7 +18,7 @@ class Dismissed(CoreError):
 KINDS: dict[str, int]  # barrier allreduce broadcast reduce allgather reduce_scatter gather scatter alltoall send recv
 # move_residuals (layout.h: ResidualMove)
 DTYPES: dict[str, int]  # float32 float64 float16 bfloat16 int32 int64 uint8 (and bool, int8, int16 for moves)
-CODECS: dict[str, int]  # none fp16 bf16 fp8_e4m3 fp8_e5m2 minmax8 int4 onebit topk
+CODECS: dict[str, int]  # none fp16 bf16 fp8_e4m3 fp8_e5m2 minmax8 int4 onebit topk int2
 OPS: dict[str, int]  # SUM PRODUCT MIN MAX BOR BAND BXOR AVG (numbers of bagua.torch_api.ReduceOp)
 
 @final

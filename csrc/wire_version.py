@@ -5,4 +5,4 @@
 # are not brought together: a job is placed on nodes that have one number. tests/unit/csrc/test_wire_version.py notices
 # a change without a new number. The protocol of coordinator and daemons has a number of its own, because neighbouring
 # versions of it can talk (base/protocol.py).
-WIRE_VERSION = 21
+WIRE_VERSION = 22

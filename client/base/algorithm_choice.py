@@ -12,7 +12,7 @@ from bagua.base.errors import ConfigError
 
 VARIABLE = "BAGUA_ALGORITHM"
 
-CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
+CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "int2", "onebit", "topk")
 
 # Parameters of algorithms by their type: a name has one type, whichever algorithm takes it.
 _OF_TYPE = {

@@ -30,7 +30,7 @@ OTHER = "no"
 ROUNDING = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8")
 
 # Codecs that lose accuracy except where an algorithm is made for them (algorithms/README.md).
-COARSE = ("onebit", "topk")
+COARSE = ("int2", "onebit", "topk")
 
 OWN_OPTIMIZER = {
     "qadam": "QAdamOptimizer",

@@ -30,7 +30,7 @@ TILE, TOPK_BLOCK = 1024, 16384
 # Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density.
 RATIOS = {
     **{"fp16": 0.5, "bf16": 0.5, "fp8_e4m3": 0.252, "fp8_e5m2": 0.252},
-    **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
+    **{"minmax8": 0.254, "int4": 0.133, "int2": 0.0645, "onebit": 0.0323},
 }
 
 # Share of ``Speeds.operation_s`` (an operation that moves next to nothing) that one more message between hosts costs.

@@ -89,6 +89,7 @@ REFERENCE = Speeds(
         "fp8_e5m2": CodecSpeed(7e9, 8e9),
         "minmax8": CodecSpeed(8e9, 10e9),
         "int4": CodecSpeed(6e9, 8e9),
+        "int2": CodecSpeed(5e9, 9e9),
         "onebit": CodecSpeed(8e9, 10e9),
         "topk": CodecSpeed(1.5e9, 8e9),
     },

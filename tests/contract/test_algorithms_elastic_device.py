@@ -16,7 +16,7 @@ pytestmark = [
 ]
 OFTEN = {"gradient_allreduce onebit"}
 WORLD = "2 hosts x 1, then 1 and 2"
-FEEDBACK = ("onebit", "topk", "int4")
+FEEDBACK = ("onebit", "topk", "int4", "int2")
 JOINING = [
     name
     for name, case in joins.CASES.items()

@@ -22,6 +22,7 @@ BLOCKS = {
     "fp8_e5m2": 512,
     "minmax8": 512,
     "int4": 128,
+    "int2": 1024,
     "onebit": 1024,
     "topk": 16384,
 }
@@ -120,7 +121,7 @@ def bound(name, x):
         return np.where(span < 2.0**-118, span, step * (0.5 + 2.0**-12) + 4 * EPSILON * most)
     if name == "int4":  # half a level
         return np.where(most < 2.0**-118, most, most / 7 * (0.5 + 2.0**-18))
-    if name == "onebit":  # the mean magnitude is at most the largest
+    if name in ("int2", "onebit"):  # mean magnitudes are at most the largest; int2: means under 2^-118 count as 0
         return most * (1 + 2.0**-12)
     return np.where(decoded_zero_allowed(x), wide, 0)
 
@@ -206,7 +207,7 @@ def test_what_is_not_finite_is_seen_in_its_block_alone(name, seed, count, bad):
     assert np.isfinite(residual).all()
 
 
-@pytest.mark.parametrize("name", ["none", "minmax8", "onebit"])
+@pytest.mark.parametrize("name", ["none", "minmax8", "int2", "onebit"])
 @quick
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(1, 2000))
 @example(3.4028234663852886e38, 513)
@@ -215,7 +216,7 @@ def test_what_is_not_finite_is_seen_in_its_block_alone(name, seed, count, bad):
 def test_constant_blocks_are_exact(name, value, count):
     x = np.full(count, value, np.float32)
     decoded = transcode(name, [x])[1]
-    if name == "onebit":  # a mean is not quite a copy
+    if name in ("int2", "onebit"):  # a mean is not quite a copy
         assert np.all(np.abs(decoded.astype(np.float64) - value) <= abs(value) * 2.0**-12 + 2.0**-148)
     else:
         assert np.array_equal(decoded, x)
@@ -224,7 +225,7 @@ def test_constant_blocks_are_exact(name, value, count):
 def test_no_finite_value_overflows():
     """The largest numbers, of both signs, in one block."""
     largest = np.finfo(np.float32).max
-    for name in ("none", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk"):
+    for name in ("none", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "int2", "onebit", "topk"):
         for count in (1, 2, 100, 1024, 3000):
             x = np.full(count, largest, np.float32)
             x[1::2] *= -1
@@ -246,6 +247,29 @@ def test_error_feedback_loses_nothing(name, seed, count, kind):
         went += decoded
         size = max(size, float(np.abs(decoded).max()), float(np.abs(residual).max()), float(np.abs(x).max()))
     assert np.abs(came - went - residual).max() <= 5 * 3 * EPSILON * size
+
+
+@quick
+@given(SEEDS, st.integers(1, 3000), KINDS)
+def test_large_and_small_elements_of_int2_decode_to_their_means(seed, count, kind):
+    """codec.h's definition in float64, where no element lies so near the threshold that rounding decides."""
+    x = values(seed, count, kind)
+    decoded = transcode("int2", [x])[1].astype(np.float64)
+    for start in range(0, count, 1024):
+        magnitude, found = np.abs(x[start : start + 1024].astype(np.float64)), decoded[start : start + 1024]
+        threshold = 1.375 * magnitude.mean()
+        if threshold < 2.0**-115 or np.any(np.abs(magnitude - threshold) <= 1e-5 * threshold):
+            continue
+        for chosen in (magnitude > threshold, magnitude <= threshold):
+            if chosen.any():
+                assert np.allclose(np.abs(found[chosen]), magnitude[chosen].mean(), rtol=1e-5)
+    assert np.array_equal(np.signbit(decoded), np.signbit(x))
+
+
+def test_one_large_element_is_exact_in_int2():
+    x = np.zeros(1024, np.float32)
+    x[77] = -3.7
+    assert np.array_equal(transcode("int2", [x])[1], x)
 
 
 def test_buffers_are_checked():

@@ -14,9 +14,10 @@
 
 namespace bagua::test {
 
-inline const Encoding kEncodings[] = {{Codec::kNone, 0}, {Codec::kF16, 0},     {Codec::kBF16, 0},    {Codec::kE4M3, 0},
-                                      {Codec::kE5M2, 0}, {Codec::kMinMax8, 0}, {Codec::kInt4, 0},    {Codec::kSign1, 0},
-                                      {Codec::kTopK, 1}, {Codec::kTopK, 700},  {Codec::kTopK, 65535}};
+inline const Encoding kEncodings[] = {{Codec::kNone, 0},   {Codec::kF16, 0},      {Codec::kBF16, 0},
+                                      {Codec::kE4M3, 0},   {Codec::kE5M2, 0},     {Codec::kMinMax8, 0},
+                                      {Codec::kInt4, 0},   {Codec::kSign1, 0},    {Codec::kTopK, 1},
+                                      {Codec::kTopK, 700}, {Codec::kTopK, 65535}, {Codec::kInt2, 0}};
 
 // Bytes whose end is the end of an allocation, `shift` bytes past a cache line; a pattern lies before them.
 class Buffer {

@@ -120,6 +120,7 @@ TEST(lengths) {
   EXPECT_EQ(encoded_bytes({Codec::kInt4, 0}, 129), 68u + 8);
   EXPECT_EQ(encoded_bytes({Codec::kSign1, 0}, 1025), 132u + 8);
   EXPECT_EQ(encoded_bytes({Codec::kTopK, 65}, 16384 + 1), (17u + 1) * 6);
+  EXPECT_EQ(encoded_bytes({Codec::kInt2, 0}, 1025), 264u + 16);
   const size_t much = size_t{1} << 40;
   EXPECT_EQ(encoded_bytes({Codec::kNone, 0}, much), much * 4);
   EXPECT_EQ(encoded_bytes({Codec::kMinMax8, 0}, much + 1), much + 4 + (much / 512 + 1) * 8);
@@ -143,7 +144,7 @@ TEST(messages_of_random_bytes) {
 // decode to. Whoever changes a format changes the version of the protocol too.
 TEST(bits_are_the_same_everywhere) {
   constexpr uint32_t kChecksums[] = {0xdf1659e2, 0xdddd9c0c, 0xc48676f2, 0xfa35e383, 0x0c35bd87, 0x0c20514d,
-                                     0x9a556b68, 0x0a90b230, 0x12040ccf, 0xb2539619, 0x500e9b74};
+                                     0x9a556b68, 0x0a90b230, 0x12040ccf, 0xb2539619, 0x500e9b74, 0x40eb08dd};
   const size_t count = 80001;
   Buffer y(count * 4);
   fill(y.floats(), count, 77);

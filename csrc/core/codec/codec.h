@@ -20,6 +20,7 @@
 //   int4        128  4 bits: q + 8                step         q * step, q from -7 to 7
 //   onebit     1024  1 bit: y is negative         mean         mean or -mean
 //   topk      16384  see below                                 the kept values, 0 elsewhere
+//   int2       1024  2 bits: y is negative, y is large  small, large  small or -small, large or -large
 //
 // fp16, bf16: rounded to nearest even; values that are too large become infinite. NaN becomes quiet, and keeps its sign
 //   and upper bits.
@@ -36,15 +37,19 @@
 // onebit: bit i % 8 of byte i / 8 belongs to element i. mean = (sum of |y|) / n, with 32 sums side by side (sum l takes
 //   elements l, l + 32, ...), then sum[l] += sum[l + 16], then 8, 4, 2, 1. If this overflows although all y are finite,
 //   every |y| is multiplied by 2^-10 first and the quotient by 2^10, and the largest |y| is the limit of the result.
+// int2: s = |y| * 2^-11, m = (sum of s) / n; elements with s > 1.375 m are large. The parameter small (large) is the
+//   mean of s of those that are not (are) large, times 2^11, at most the largest finite number; 0 if there are none.
+//   Sums are those of onebit. If m is under 2^-129, both are 0. The payload has for every 32 elements a word of signs,
+//   then a word with a 1 for each large one, lowest bit first.
 // topk: k = ceil(n * density / 65536) elements of a block are kept: those of the largest magnitudes, at equal
 //   magnitudes the first. Magnitudes are compared as integers, so NaN ranks above infinity, and infinity above numbers.
 //   The message has the kept values of all blocks (float32, unchanged), then without padding their positions in the
 //   block (uint16). Blocks are in order, and positions ascend within a block.
 //
-// NaN and infinity. fp16, bf16 and e5m2 keep them. e4m3 turns infinity into NaN. minmax8, int4, onebit: if an element
-// of a block is not finite, the whole block decodes to NaN (the parameters are NaN, 0x7fc00000; the payload of minmax8
-// and int4 is 0). topk keeps them first, so each block that has one sends at least one. They do not affect other
-// blocks. A residual that would not be finite is stored as 0, so that the next step starts clean.
+// NaN and infinity. fp16, bf16 and e5m2 keep them. e4m3 turns infinity into NaN. minmax8, int4, int2, onebit: if an
+// element of a block is not finite, the whole block decodes to NaN (the parameters are NaN, 0x7fc00000; the payload of
+// minmax8 and int4 is 0). topk keeps them first, so each block that has one sends at least one. They do not affect
+// other blocks. A residual that would not be finite is stored as 0, so that the next step starts clean.
 #pragma once
 
 #include <cstddef>
@@ -63,15 +68,16 @@ enum class Codec : uint8_t {
   kInt4 = 6,     // 4 bits, symmetric, scaled by a block's largest magnitude
   kSign1 = 7,    // the sign, scaled by a block's mean magnitude
   kTopK = 8,     // the `density` largest magnitudes of a block, as position and value
+  kInt2 = 9,     // the sign, scaled by the mean of a block's large or small magnitudes
 };
-constexpr int kCodecs = 9;
+constexpr int kCodecs = 10;
 
 struct Encoding {
   Codec codec = Codec::kNone;
   uint16_t density = 0;  // kTopK: elements kept of 65536, at least 1; other codecs: 0
 };
 
-// Name in the API: "none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk".
+// Name in the API: "none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk", "int2".
 const char* codec_name(Codec codec);
 // True if the codec exists and the density is valid for it.
 constexpr bool encoding_known(uint8_t codec, uint16_t density) {

@@ -14,6 +14,18 @@ constexpr size_t kByteBlock = 512;    // of kE4M3, kE5M2 and kMinMax8
 constexpr size_t kNibbleBlock = 128;  // of kInt4
 constexpr size_t kTopKBlock = 16384;
 
+constexpr size_t kWordElements = 32;  // a bit of a word for each, in kSign1 and kInt2
+
+// kInt2: an element is large if its magnitude is above the block's mean magnitude times this. 1.23 is best for normal
+// numbers, 1.59 for Laplace-distributed ones (Lloyd, "Least squares quantization in PCM", 1982). As large and small
+// ones decode to their own means, a threshold in between is within 2.5 % of the best error of either.
+constexpr float kThreshold = 1.375f;
+
+// Magnitudes are added up as 2^-11 of themselves, so that no sum of a block overflows.
+constexpr float kShrink = 0x1p-11f;
+constexpr float kLeastMean = 0x1p-118f;  // smaller means count as 0: shrunk numbers lose bits there
+constexpr float kLargest = 0x1.fffffep127f;
+
 constexpr size_t blocks_of(size_t count, size_t block) {
   return count / block + (count % block != 0 ? 1 : 0);
 }

@@ -1,9 +1,30 @@
-// kSign1: the sign of every element, and the mean magnitude of each block.
+// kSign1 and kInt2: the sign of every element, and one or two mean magnitudes of each block.
 #pragma once
+
+#include <bitset>
 
 #include "codec/tiles.h"
 
 namespace bagua::codec {
+
+constexpr size_t kSums = kWordElements / kLanes;  // vectors of 32 sums side by side
+
+// Adds up 32 sums side by side. The order of additions is the same at every vector width.
+inline float folded(const F (&sums)[kSums]) {
+  float lanes[kWordElements];
+  std::memcpy(lanes, sums, sizeof lanes);
+  for (size_t half = kWordElements / 2; half > 0; half /= 2) {
+    for (size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
+}
+
+// Bits [i, i + kLanes) of a word, each in all bits of its lane.
+inline I spread(uint32_t word, size_t i) {
+  I places;
+  for (size_t l = 0; l < kLanes; ++l) places[l] = 1 << l;
+  return (places & static_cast<int32_t>(word >> i)) != 0;
+}
 
 struct SignTiles : InPlace {
   static constexpr size_t kTilePayload = kTile / 8;
@@ -21,41 +42,36 @@ struct SignTiles : InPlace {
   template <bool add>
   static void decode(const uint8_t* payload, const uint8_t* parameters, const float* base, float* out) {
     const int32_t mean = load<int32_t>(parameters);
-    for (size_t i = 0; i < kTile; i += kLanes) {
-      F v = float_of(minus(payload, i) | mean);
-      if constexpr (add) v = load<F>(base + i) + v;
-      store(v, out + i);
+    for (size_t i = 0; i < kTile; i += kWordElements) {
+      const auto negative = load<uint32_t>(payload + i / 8);
+      for (size_t l = 0; l < kWordElements; l += kLanes) {
+        F v = float_of((spread(negative, l) & INT32_MIN) | mean);
+        if constexpr (add) v = load<F>(base + i + l) + v;
+        store(v, out + i + l);
+      }
     }
   }
 
  private:
-  static constexpr size_t kSums = 32;
-
   static void signs(const float* y, uint8_t* payload) {
-    for (size_t i = 0; i < kTile; i += 32) {
+    for (size_t i = 0; i < kTile; i += kWordElements) {
       uint32_t bits = 0;
-      for (size_t l = 0; l < 32; l += kLanes) bits |= sign_bits(load<I>(y + i + l)) << l;
+      for (size_t l = 0; l < kWordElements; l += kLanes) bits |= sign_bits(load<I>(y + i + l)) << l;
       store(bits, payload + i / 8);
     }
   }
 
-  // Adds up 32 sums side by side, then folds halves. The order of additions is the same at every vector width.
   template <bool small>
   static float sum(const float* y) {
-    F sums[kSums / kLanes] = {};
-    for (size_t i = 0; i < kTile; i += kSums) {
-      for (size_t q = 0; q < kSums / kLanes; ++q) {
+    F sums[kSums] = {};
+    for (size_t i = 0; i < kTile; i += kWordElements) {
+      for (size_t q = 0; q < kSums; ++q) {
         F v = float_of(load<I>(y + i + q * kLanes) & kMagnitude);
         if constexpr (small) v = rounded(v * (1.0f / kTile));
         sums[q] += v;
       }
     }
-    float lanes[kSums];
-    std::memcpy(lanes, sums, sizeof lanes);
-    for (size_t half = kSums / 2; half > 0; half /= 2) {
-      for (size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    }
-    return lanes[0];
+    return folded(sums);
   }
 
   // The mean where the sum has overflowed or an element of the block is not finite.
@@ -65,21 +81,64 @@ struct SignTiles : InPlace {
     const float mean = sum<true>(y) / static_cast<float>(n) * kTile;
     return mean < float_of(most) ? mean : float_of(most);
   }
+};
 
-  // Sign bits of elements [i, i + kLanes), each in the top bit of its lane.
-  static I minus(const uint8_t* payload, size_t i) {
-    using Bytes = I;
-    Bytes places;
-    int32_t bits;
-    if constexpr (kLanes < 8) {
-      bits = payload[i / 8] >> (i % 8);
-    } else if constexpr (kLanes == 8) {
-      bits = payload[i / 8];
-    } else {
-      bits = load<uint16_t>(payload + i / 8);
+// Large elements and the others of a block decode to the means of their magnitudes.
+struct Int2Tiles : InPlace {
+  static constexpr size_t kPair = 2 * sizeof(uint32_t);  // a word of signs, then a word that tells which are large
+  static constexpr size_t kTilePayload = kTile / kWordElements * kPair;
+  static constexpr size_t kTileParameters = 2 * sizeof(float);
+  static size_t payload_bytes(size_t n) { return blocks_of(n, kWordElements) * kPair; }
+  static size_t parameter_bytes(size_t n) { return blocks_of(n, kTile) * kTileParameters; }
+
+  static void encode(const float* y, size_t n, uint8_t* payload, uint8_t* parameters) {
+    F all[kSums] = {}, small[kSums] = {}, large[kSums] = {};  // of magnitudes, shrunk
+    for (size_t i = 0; i < kTile; i += kWordElements) {
+      for (size_t q = 0; q < kSums; ++q) all[q] += shrunk(load<I>(y + i + q * kLanes));
     }
-    for (size_t l = 0; l < kLanes; ++l) places[l] = 1 << l;
-    return ((places & bits) != 0) & INT32_MIN;
+    const float mean = folded(all) / static_cast<float>(n);
+    const float threshold = mean * kThreshold;
+    size_t count = 0;  // of large ones
+    for (size_t i = 0; i < kTile; i += kWordElements) {
+      uint32_t pair[2] = {};
+      for (size_t q = 0; q < kSums; ++q) {
+        const I bits = load<I>(y + i + q * kLanes);
+        const F magnitude = shrunk(bits);
+        const I above = magnitude > threshold;
+        small[q] += float_of(bits_of(magnitude) & ~above);
+        large[q] += float_of(bits_of(magnitude) & above);
+        pair[0] |= sign_bits(bits) << (q * kLanes);
+        pair[1] |= sign_bits(above) << (q * kLanes);
+      }
+      count += std::bitset<kWordElements>(pair[1]).count();
+      std::memcpy(payload + i / kWordElements * kPair, pair, kPair);
+    }
+    float means[2] = {grown_mean(folded(small), n - count), grown_mean(folded(large), count)};
+    if (mean < kLeastMean * kShrink) means[0] = means[1] = 0;
+    // No sum of finite magnitudes is infinite.
+    if ((bits_of(mean) & kInfinity) == kInfinity) means[0] = means[1] = float_of(int32_t{0x7fc00000});
+    std::memcpy(parameters, means, sizeof means);
+  }
+
+  template <bool add>
+  static void decode(const uint8_t* payload, const uint8_t* parameters, const float* base, float* out) {
+    const int32_t small = load<int32_t>(parameters);
+    const int32_t large = load<int32_t>(parameters + sizeof(float));
+    for (size_t i = 0; i < kTile; i += kWordElements) {
+      const uint8_t* pair = payload + i / kWordElements * kPair;
+      const auto negative = load<uint32_t>(pair), above = load<uint32_t>(pair + sizeof(uint32_t));
+      for (size_t l = 0; l < kWordElements; l += kLanes) {
+        F v = float_of(((spread(above, l) & (small ^ large)) ^ small) | (spread(negative, l) & INT32_MIN));
+        if constexpr (add) v = load<F>(base + i + l) + v;
+        store(v, out + i + l);
+      }
+    }
+  }
+
+ private:
+  static F shrunk(I bits) { return rounded(float_of(bits & kMagnitude) * kShrink); }
+  static float grown_mean(float sum, size_t count) {
+    return std::min(sum / static_cast<float>(std::max<size_t>(count, 1)) * (1 / kShrink), kLargest);
   }
 };
 

@@ -25,7 +25,7 @@ constexpr Format kFormats[kCodecs] = {
     format<codec::HalfTiles<BFloat16>>("bf16"), format<codec::E4M3Tiles>("fp8_e4m3"),
     format<codec::E5M2Tiles>("fp8_e5m2"),       format<codec::MinMaxTiles>("minmax8"),
     format<codec::Int4Tiles>("int4"),           format<codec::SignTiles>("onebit"),
-    {"topk", nullptr, codec::transcode_top_k}};
+    {"topk", nullptr, codec::transcode_top_k},  format<codec::Int2Tiles>("int2")};
 
 const Format& format_of(Codec codec) {
   return kFormats[static_cast<size_t>(codec)];

@@ -22,6 +22,8 @@ uint64_t parameters_at(const BaguaTranscode& work) {
       return codec::aligned4(count / 2 + count % 2);
     case Codec::kSign1:
       return codec::aligned4(count / 8 + (count % 8 != 0 ? 1 : 0));
+    case Codec::kInt2:
+      return codec::blocks_of(count, codec::kWordElements) * 8;
     case Codec::kTopK:
       return codec::kept_of_all(count, work.density) * sizeof(float);
     default:
@@ -68,7 +70,7 @@ bool prepare(const BaguaTranscode& from, Work& work) {
 }  // namespace
 
 cudaError_t launch_codec(Codec codec, const Work& work, On on) {
-  if (codec == Codec::kSign1) return launch_signs(work, on);
+  if (codec == Codec::kSign1 || codec == Codec::kInt2) return launch_signs(codec, work, on);
   if (codec == Codec::kTopK) return launch_top_k(work, on);
   return launch_units(codec, work, on);
 }

@@ -1,4 +1,4 @@
-// The kernels of all codecs but onebit and top-k: one warp handles 512 elements at a time.
+// The kernels of all codecs but onebit, int2 and topk: one warp handles 512 elements at a time.
 //
 // Memory traffic in bytes per element: 4 for each raw source and output, 8 for a residual, and for the message and each
 // encoded source the codec's size: none 4, fp16 and bf16 2, fp8 1.008, minmax8 1.016, int4 0.531. Target: 85 % of the

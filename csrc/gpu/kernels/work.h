@@ -30,8 +30,8 @@ struct Work {
 };
 
 // Each launches one kernel on the current device. The caller has checked the arguments.
-cudaError_t launch_units(Codec codec, const Work& work, On on);  // all codecs but the next two
-cudaError_t launch_signs(const Work& work, On on);
+cudaError_t launch_units(Codec codec, const Work& work, On on);  // all other codecs
+cudaError_t launch_signs(Codec codec, const Work& work, On on);  // kSign1, kInt2
 cudaError_t launch_top_k(const Work& work, On on);
 
 // Launches the kernel of `codec`.

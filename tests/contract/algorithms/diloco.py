@@ -84,8 +84,8 @@ def encoded(levels):
     return 2 * 0.04 * 1.4 * 1.4 * 2 / levels
 
 
-def rounded(world, step):
-    return encoded(14) if len(world.hosts) > 1 else close(world, step)
+def rounded(levels, world, step):
+    return encoded(levels) if len(world.hosts) > 1 else close(world, step)
 
 
 CASES = [
@@ -119,16 +119,19 @@ CASES = [
         bytes_sent=lambda world, model: nbytes(model) / STREAM_INTERVAL,
         period=STREAM_INTERVAL,
     ),
-    Case(
-        "streaming_diloco int4",
-        partial(StreamingDiLoCoAlgorithm, STREAM_INTERVAL, FRAGMENTS, OVERLAP, MIXING),
-        streamed,
-        optimizers=adam,
-        steps=10,
-        tolerance=rounded,
-        replicas_equal=False,
-        bytes_sent=lambda world, model: nbytes(model) / 8 / STREAM_INTERVAL,
-        period=STREAM_INTERVAL,
-        slack=0.1,
+    *(
+        Case(
+            f"streaming_diloco int{bits}",
+            partial(StreamingDiLoCoAlgorithm, STREAM_INTERVAL, FRAGMENTS, OVERLAP, MIXING, codec=f"int{bits}"),
+            streamed,
+            optimizers=adam,
+            steps=10,
+            tolerance=partial(rounded, levels),
+            replicas_equal=False,
+            bytes_sent=lambda world, model, bits=bits: nbytes(model) * bits / 32 / STREAM_INTERVAL,
+            period=STREAM_INTERVAL,
+            slack=0.1,
+        )
+        for bits, levels in ((2, 2), (4, 14))
     ),
 ]

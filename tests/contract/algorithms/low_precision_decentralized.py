@@ -21,7 +21,7 @@ def ring(sim, hierarchical, codec="minmax8", interval=1):
         if anew:
             anew, members = False, units(sim, hierarchical)
             n, first = len(members), sim.parameters()[0]
-            lost = [torch.zeros_like(first) if codec in ("int4", "onebit", "topk") else None for _ in members]
+            lost = [torch.zeros_like(first) if codec in ("int4", "int2", "onebit", "topk") else None for _ in members]
             replicas = [{name: first.clone() for name in "WLR"} for _ in members]
         sim.backward(step)
         sim.optimize()

@@ -12,7 +12,7 @@ ALGORITHMS = {
     **{name: Algorithm.init(name) for name in ("gradient_allreduce", "bytegrad", "top_k", "power_sgd")},
     **{
         codec: Algorithm.init("gradient_allreduce", codec=codec)
-        for codec in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit")
+        for codec in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "int2", "onebit")
     },
     "topk": Algorithm.init("gradient_allreduce", codec=Codec("topk", density=0.2, error_feedback=True)),
 }

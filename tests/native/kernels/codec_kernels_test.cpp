@@ -204,7 +204,7 @@ TEST(refused) {
     return bagua_kernels_transcode(&work, nullptr);
   };
   EXPECT_EQ(result([](BaguaTranscode&) {}), 0);
-  EXPECT_EQ(result([](BaguaTranscode& w) { w.codec = 9; }), 1);
+  EXPECT_EQ(result([](BaguaTranscode& w) { w.codec = kCodecs; }), 1);
   EXPECT_EQ(result([](BaguaTranscode& w) { w.codec = 8; }), 1);  // no density
   EXPECT_EQ(result([](BaguaTranscode& w) { w.density = 5; }), 1);
   EXPECT_EQ(result([](BaguaTranscode& w) { w.raws = 17; }), 1);

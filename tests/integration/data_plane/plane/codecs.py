@@ -2,7 +2,7 @@
 
 import numpy as np
 
-NAMES = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
+NAMES = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "int2", "onebit", "topk")
 DENSITY = 6554  # of 65536, for topk: a tenth
 WIDEST = 16384  # elements of the largest block of a format
 
@@ -32,7 +32,7 @@ def bound(name, magnitude, spread):
         return np.full(magnitude.shape, spread / 255 * 0.5 + 2.0**-21 * largest)
     if name == "int4":  # half a step of 7
         return np.full(magnitude.shape, largest / 7 * 0.5 + 2.0**-21 * largest)
-    if name == "onebit":  # a mean magnitude instead of the element, perhaps with the other sign
+    if name in ("int2", "onebit"):  # a mean magnitude instead of the element, perhaps with the other sign
         return magnitude + largest
     return magnitude  # topk: the element, or nothing
 
