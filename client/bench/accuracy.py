@@ -46,9 +46,10 @@ class Setting:
     """An algorithm with the hyper-parameters that it is trained with.
 
     ``algorithm``: as ``--algorithm`` has it; {tenth}, {quarter} and {half} stand for that part of the steps.
-    ``optimizer``: adamw, sgd, or that of the algorithm, with its settings in the same manner. ``rates``: for a task by
-    its name, what its learning rate is multiplied with, if it is not 1; sgd has its own. Where replicas' weights are
-    averaged instead of gradients, each Adam sees the noise of a smaller batch, and takes smaller steps for it.
+    ``optimizer``: adamw, muon (and AdamW for all but matrices), sgd, or that of the algorithm, with its settings in the
+    same manner. ``rates``: for a task by its name, what its learning rate is multiplied with, if it is not 1; sgd has
+    its own. Where replicas' weights are averaged instead of gradients, each Adam sees the noise of a smaller batch, and
+    takes smaller steps for it.
     """
 
     name: str
@@ -78,6 +79,12 @@ SETTINGS = (
     Setting(
         "streaming_diloco",
         "streaming_diloco:interval=12,overlap=3,mixing=0.15,warmup_steps={quarter},warmup_codec=minmax8",
+    ),
+    Setting("muon", "gradient_allreduce", "muon"),
+    Setting(
+        "mu_loco",
+        "streaming_diloco:interval=24,overlap=3,mixing=0.15,codec=int2,warmup_steps={quarter},warmup_codec=minmax8",
+        "muon",
     ),
     Setting("no_loco", "no_loco:interval=8,warmup_steps={quarter}", rates={"charlm": 2}),
     Setting("qadam", "qadam", "qadam:floor=0.1"),

@@ -209,6 +209,21 @@ def adam_for(
     return torch.optim.AdamW(parameters, lr=lr, betas=betas, **options)
 
 
+def muon_and_adam(
+    model: nn.Module, lr: float, betas: tuple[float, float], ratio: float = 3.0
+) -> list[torch.optim.Optimizer]:
+    """Muon for the weights of linear layers, at ``ratio`` times the rate, and AdamW for the rest, with embeddings and
+    heads tied to them; the model has both (Jordan et al., "Muon: an optimizer for hidden layers in neural networks",
+    2024). Needs torch 2.9."""
+    layers = list(model.modules())
+    embedded = {one.weight for one in layers if isinstance(one, nn.Embedding)}
+    linear = {one.weight for one in layers if isinstance(one, nn.Linear)} - embedded
+    matrices = [one for one in model.parameters() if one in linear]
+    others = [one for one in model.parameters() if one not in linear]
+    muon = torch.optim.Muon(matrices, lr=ratio * lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, lr=lr, betas=betas)]
+
+
 @torch.no_grad()
 def take_mean(model: nn.Module) -> None:
     """Replaces all replicas by their mean, but for experts, which are each rank's own. Algorithms that

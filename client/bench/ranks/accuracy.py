@@ -6,6 +6,7 @@ What a run reports: the result of the mean of all replicas at the end, bytes tha
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -99,12 +100,14 @@ class CharacterModel:
 TASKS: dict[str, Callable[[bool], Digits | CharacterModel]] = {"digits": Digits, "charlm": CharacterModel}
 
 
-def make_optimizer(task: dict[str, Any], setting: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizers(task: dict[str, Any], setting: dict[str, Any], model: nn.Module) -> list[torch.optim.Optimizer]:
     name, options = algorithm_choice.parse(filled(setting["optimizer"], task["steps"]))
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), **options)
-    rate = task["lr"] * setting["rates"].get(task["name"], 1.0)
-    return _common.adam_for(name, model.parameters(), rate, task["steps"], (0.9, task["beta2"]), **options)
+        return [torch.optim.SGD(model.parameters(), **options)]
+    rate, betas = task["lr"] * setting["rates"].get(task["name"], 1.0), (0.9, task["beta2"])
+    if name == "muon":
+        return _common.muon_and_adam(model, rate, betas, **options)
+    return [_common.adam_for(name, model.parameters(), rate, task["steps"], betas, **options)]
 
 
 def filled(text: str, steps: int) -> str:
@@ -148,18 +151,21 @@ def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str
     steps = task["steps"]
     torch.manual_seed(seed)
     model = data.model()
-    optimizer = make_optimizer(task, setting, model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(charlm.learning_rate, total=steps))
-    model = model.with_bagua([optimizer], make_algorithm(setting, steps))  # type: ignore[operator]
+    optimizers = make_optimizers(task, setting, model)
+    rate = partial(charlm.learning_rate, total=steps)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
+    model = model.with_bagua(optimizers, make_algorithm(setting, steps))  # type: ignore[operator]
     loss_of = data.batches(seed, task["batch_size"])
     bagua.barrier()  # starting up is no part of the time
     curve = Curve(steps)
     for step in range(1, steps + 1):
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = loss_of(model)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
+        for optimizer in optimizers:
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
         curve.add(step, loss)
     bagua.barrier()
     seconds = time.monotonic() - curve.began
@@ -188,12 +194,14 @@ def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
     runs = []
-    plan = [
-        (task, setting, seed)
-        for task in config["tasks"]
-        for setting in config["settings"]
-        for seed in range(task["seeds"])
-    ]
+    settings = config["settings"]
+    if not hasattr(torch.optim, "Muon"):
+        left = [one["name"] for one in settings if one["optimizer"].startswith("muon")]
+        settings = [one for one in settings if one["name"] not in left]
+        if left and bagua.get_rank() == 0:
+            words = f"{', '.join(left)}: left out, torch {torch.__version__} has no Muon; 2.9 has it"
+            print(words, file=sys.stderr)
+    plan = [(task, setting, seed) for task in config["tasks"] for setting in settings for seed in range(task["seeds"])]
     loaded: dict[str, Digits | CharacterModel] = {}
     for number, (task, setting, seed) in enumerate(plan):
         harness.progress(number, len(plan), f"{task['name']}: {setting['name']}, seed {seed}")

@@ -69,6 +69,7 @@ SHORTER = {
     "bench accuracy --output": f"bench accuracy --only local_sgd {ONE_TASK} --seeds 1 --output",
     "bench accuracy --only bytegrad,top_k": f"bench accuracy --only bytegrad,top_k {ONE_TASK} --seeds 1",
     "bench accuracy --only bytegrad --tasks digits": f"bench accuracy --only bytegrad {ONE_TASK}",
+    "bench accuracy --only muon": f"bench accuracy --only muon,mu_loco {ONE_TASK} --seeds 1",
     "bench allreduce --nnodes 4": f"bench allreduce --nnodes 3 {TINY}",
     "--sizes 16K,128K,512K --codec none,fp16,minmax8": "--sizes 16K --codec none,fp16,minmax8",
     "study.py --out build/study --record": "study.py --out build/study --models tiny --small --record",
