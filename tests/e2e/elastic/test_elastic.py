@@ -42,7 +42,10 @@ def test_a_job_grows_is_scaled_paused_and_drained(idle_service, sandbox):
     assert not job["gone"] and not job["growth"] and not job["joining"]
 
     assert "should have 1" in service.call("job", "scale", job_id, "1").out
-    job = trains(service, job_id, 0)
+    trains(service, job_id, 0)
+    job = seen(
+        service, job_id, lambda job: job["gone"] and job["gone"][0]["exit_code"] is not None
+    )  # the others do not wait for it
     assert job["wanted_nodes"] == 1 and job["gone"][0]["exit_code"] == 0
     refused = service.call("job", "scale", job_id, "3")
     assert refused.code == 1 and "was submitted for 1 to 2 nodes" in refused.err
